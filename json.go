@@ -134,14 +134,13 @@ func (f *fields) within(path string, data []byte, read func(*fields)) {
 
 // part reads a member that switches a part of a policy on by being named and
 // off by being null.
-func (f *fields) part(key string, switchOn func(), switchOff func(), read func(*fields)) {
+func (f *fields) part(key string, turn func(on bool), read func(*fields)) {
 	data, ok := f.takeNullable(key)
-	switch {
-	case !ok:
-	case data == nil:
-		switchOff()
-	default:
-		switchOn()
+	if !ok {
+		return
+	}
+	turn(data != nil)
+	if data != nil {
 		f.within(f.at(key), data, read)
 	}
 }
@@ -287,10 +286,16 @@ func (f *fields) finish() error {
 	if f.err != nil || len(f.members) == 0 {
 		return f.err
 	}
-	unknown := make([]string, 0, len(f.members))
+	return &FieldError{Path: f.at(f.names()[0]), Want: "not be there: no such key is known"}
+}
+
+// names are the members not yet taken, sorted, so that the first fault is the
+// same in every run.
+func (f *fields) names() []string {
+	names := make([]string, 0, len(f.members))
 	for key := range f.members {
-		unknown = append(unknown, key)
+		names = append(names, key)
 	}
-	slices.Sort(unknown)
-	return &FieldError{Path: f.at(unknown[0]), Want: "not be there: no such key is known"}
+	slices.Sort(names)
+	return names
 }

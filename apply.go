@@ -1,0 +1,48 @@
+package kvpolicy
+
+// Apply returns the snapshot as it stands once d has been carried out, so that
+// a burst decided on one scrape spreads instead of piling up: the request
+// counts at its target (requests, ongoing tokens, KV), and its prefill where
+// the prefill runs. The instances are copied; s is not changed. The request
+// stays in place, for the caller to put the next one there; after a migrate
+// or a recover it runs on the target, with one hop more for a migrate. A
+// reject changes nothing. (Ours.)
+//
+// A target that s does not have is a FieldError.
+func (s Snapshot) Apply(d Decision) (Snapshot, error) {
+	next := Snapshot{Request: s.Request, Instances: append([]Instance(nil), s.Instances...)}
+	if d.Action == Reject {
+		return next, nil
+	}
+	index := next.find(d.Target)
+	if index < 0 {
+		return Snapshot{}, fieldError("target", d.Target, "be the id of an instance of the snapshot")
+	}
+	target := &next.Instances[index]
+	uncached := s.Request.uncached(target)
+	target.Requests = min(target.Requests+1, maxCount)
+	target.OngoingTokens = min(target.OngoingTokens+s.Request.ContextTokens, maxTokens)
+	if d.Action != Stay {
+		target.KVUsedTokens = min(target.KVUsedTokens+uncached+s.Request.RemainingTokens, maxTokens)
+	}
+	switch d.Action {
+	case Place, Recover:
+		target.PendingPrefillTokens = min(target.PendingPrefillTokens+uncached, maxTokens)
+	case PrefillRemote:
+		index = next.find(d.PrefillOn)
+		if index < 0 {
+			return Snapshot{}, fieldError("prefill_on", d.PrefillOn, "be the id of an instance of the snapshot")
+		}
+		source := &next.Instances[index]
+		source.PendingPrefillTokens = min(source.PendingPrefillTokens+s.Request.uncached(source), maxTokens)
+	case Migrate:
+		if d.Move.Method == Recompute {
+			target.PendingPrefillTokens = min(target.PendingPrefillTokens+uncached, maxTokens)
+		}
+		next.Request.Hops = min(next.Request.Hops+1, maxCount)
+	}
+	if s.Request.RunningOn != "" {
+		next.Request.RunningOn = d.Target
+	}
+	return next, nil
+}

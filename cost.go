@@ -1,0 +1,139 @@
+package kvpolicy
+
+// pricer prices the instances of one valid snapshot under one valid policy.
+type pricer struct {
+	policy    *Policy
+	request   *Request
+	instances []Instance
+	fleet     fleet
+}
+
+// newPricer validates policy and snapshot.
+func newPricer(p *Policy, s *Snapshot) (pricer, error) {
+	if err := p.validate(); err != nil {
+		return pricer{}, err
+	}
+	q := pricer{policy: p, request: &s.Request, instances: s.Instances}
+	err := q.inspect()
+	return q, err
+}
+
+// effective is a rate of an instance, or the policy's where it gives none.
+func effective(own, policys float64) float64 {
+	if own == 0 {
+		return policys
+	}
+	return own
+}
+
+func (q *pricer) prefillRate(i *Instance) float64 {
+	return effective(i.PrefillRate, q.policy.Cost.PrefillRate)
+}
+
+func (q *pricer) decodeRate(i *Instance) float64 {
+	return effective(i.DecodeRate, q.policy.Cost.DecodeRate)
+}
+
+// linkBandwidth is that between two instances: the lesser of theirs.
+func (q *pricer) linkBandwidth(i, j *Instance) float64 {
+	policys := q.policy.Transfer.Bandwidth
+	return min(effective(i.Bandwidth, policys), effective(j.Bandwidth, policys))
+}
+
+// price is the cost of the request on instance at, term by term. (SPEC
+// section 2.)
+func (q *pricer) price(at int) (Breakdown, error) {
+	i, c := &q.instances[at], &q.policy.Cost
+	cached, uncached := q.request.cached(i), q.request.uncached(i)
+	rate := q.prefillRate(i)
+	b := q.residence(i, float64(q.request.RemainingTokens))
+	// (h + new)^2 - h^2, factored: the squares would cancel.
+	positions := float64(float64(uncached) * float64(2*cached+uncached))
+	b.Prefill = float64(uncached)/rate + float64(c.PrefillQuadratic*positions)
+	b.Interference = c.InterferenceWeight * float64(i.Requests) * b.Prefill
+	loss, err := q.loss(at, q.wholeStay(i, b), b)
+	b.Loss = loss
+	return b, err
+}
+
+// priceRest is the cost on instance at of a request that runs, without a
+// prefill term: what staying there, or going on there, costs. (SPEC section
+// 6.3.)
+func (q *pricer) priceRest(at int) (Breakdown, error) {
+	i := &q.instances[at]
+	b := q.residence(i, float64(q.request.RemainingTokens))
+	loss, err := q.loss(at, q.wholeStay(i, b), b)
+	b.Loss = loss
+	return b, err
+}
+
+// residence is the cost on instance i of a request with that much left to
+// decode, prefill and loss aside.
+func (q *pricer) residence(i *Instance, remaining float64) Breakdown {
+	c := &q.policy.Cost
+	b := Breakdown{
+		Contention: float64(i.Requests) * c.DecodeIterationSeconds,
+		Queue:      float64(i.PendingPrefillTokens)/q.prefillRate(i) + i.WaitSeconds,
+	}
+	if c.CountDecode && remaining > 0 {
+		b.Decode = remaining / q.decodeRate(i)
+	}
+	return b
+}
+
+func (q *pricer) hasHazard(i *Instance) bool { return q.policy.Hazard.Enabled && i.Curve != nil }
+
+// stretch is what of a request's stay on a node the loss is taken over.
+type stretch struct {
+	context, remaining float64 // tokens when the stay begins
+	age                float64 // of the node then, seconds
+	from, to           float64 // seconds after the beginning
+}
+
+// wholeStay is the stretch of the request's whole stay on instance i.
+func (q *pricer) wholeStay(i *Instance, b Breakdown) stretch {
+	return stretch{context: float64(q.request.ContextTokens), remaining: float64(q.request.RemainingTokens),
+		age: i.UptimeSeconds, to: b.time()}
+}
+
+// loss is the expected unplanned loss on instance at over a stretch; b holds
+// the waits, after which decode begins, and T where nothing is left to fall
+// back on. (SPEC sections 5.2 and 5.3.)
+func (q *pricer) loss(at int, s stretch, b Breakdown) (float64, error) {
+	i, p := &q.instances[at], q.policy
+	if !q.hasHazard(i) {
+		return 0, nil
+	}
+	u := Exposure{
+		ContextTokens:       s.context,
+		DecodeRate:          q.decodeRate(i),
+		WaitSeconds:         b.Contention + b.Queue,
+		RemainingTokens:     s.remaining,
+		FallbackPrefillRate: q.fleet.fallbackRate(at),
+		OverheadSeconds:     p.Transfer.RecomputeOverheadSeconds + p.Hazard.StallPenaltySeconds,
+	}
+	if u.FallbackPrefillRate == 0 { // no other instance: the request starts over
+		u = Exposure{FallbackPrefillRate: 1, OverheadSeconds: b.time() + p.Hazard.StallPenaltySeconds}
+	}
+	loss, err := ExpectedLoss(i.Curve, s.age, s.from, s.to, p.Hazard.Cells, u)
+	if err != nil {
+		return 0, &FieldError{Path: i.curvePath(at), Want: "be a survival curve: " + err.Error()}
+	}
+	return loss, nil
+}
+
+// score is what instance at is ordered by. (SPEC section 2.)
+func (q *pricer) score(at int) (float64, error) {
+	i := &q.instances[at]
+	switch q.policy.Score {
+	case ScoreLMetric:
+		// Both factors are exact, the product of them need not fit an int64.
+		return float64(i.PendingPrefillTokens+q.request.uncached(i)) * float64(i.Requests), nil
+	case ScoreLeastWork:
+		return float64(i.PendingPrefillTokens + q.request.uncached(i)), nil
+	case ScoreLeastLoaded:
+		return float64(i.Requests), nil
+	}
+	b, err := q.price(at)
+	return b.Total(), err
+}
