@@ -133,18 +133,16 @@ func (q *pricer) placed(c *choice, action Action) (Decision, error) {
 	if c.tier == 0 {
 		return Decision{Action: Reject, Reason: c.reason}, nil
 	}
-	cost, err := q.price(c.target.at)
-	if err != nil {
-		return Decision{}, err
-	}
 	d := Decision{
 		Action:        action,
 		Target:        q.instances[c.target.at].ID,
 		Reason:        c.reason,
 		Overcommitted: c.tier == FitsEmpty,
 		Degraded:      !q.fleet.fresh,
-		Cost:          cost,
 		Score:         c.target.score,
+	}
+	if err := q.price(c.target.at, &d.Cost); err != nil {
+		return Decision{}, err
 	}
 	if c.runnerUp.at >= 0 {
 		d.RunnerUp = q.instances[c.runnerUp.at].ID
