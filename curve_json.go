@@ -4,20 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// The kinds of curves in JSON (SPEC 9).
-const (
-	kindKaplanMeier = "km"
-	kindWeibull     = "weibull"
-	kindExponential = "exponential"
-)
-
 // curveJSON is what EncodeCurve writes.
 type curveJSON struct {
-	Kind string `json:"kind"`
+	Kind CurveKind `json:"kind"`
 	*kaplanMeierJSON
 	Shape *float64 `json:"shape,omitempty"`
 	Scale *float64 `json:"scale,omitempty"`
@@ -43,26 +37,41 @@ type kaplanMeierJSON struct {
 // durations and scale are in seconds, rate per second. Sessions are written in
 // ascending order. Where it is not by default, a Kaplan-Meier curve also has
 // "entered" (seconds, one per session) and "tail_rate" (per second); both are
-// extensions of ours. DecodeCurve gives the same curve, bit for bit. Any other
-// type, and parameters out of range, are the FieldError "curve".
+// extensions of ours. DecodeCurve gives the same curve, bit for bit.
+// Errors are FieldErrors: "curve" for any other type or a nil pointer,
+// "curve.shape", "curve.scale" and "curve.rate" for what DecodeCurve would refuse.
 func EncodeCurve(curve Curve) ([]byte, error) {
-	if err := validateCurve("curve", curve); err != nil {
-		return nil, err
-	}
 	switch c := curve.(type) {
 	case *KaplanMeier:
-		return json.Marshal(curveJSON{Kind: kindKaplanMeier, kaplanMeierJSON: c.document()})
-	case distuv.Weibull:
-		return json.Marshal(curveJSON{Kind: kindWeibull, Shape: &c.K, Scale: &c.Lambda})
+		if err := validateCurve("curve", c); err != nil {
+			return nil, err
+		}
+		return json.Marshal(curveJSON{Kind: KindKaplanMeier, kaplanMeierJSON: c.document()})
 	case *distuv.Weibull:
-		return json.Marshal(curveJSON{Kind: kindWeibull, Shape: &c.K, Scale: &c.Lambda})
-	case distuv.Exponential:
-		return json.Marshal(curveJSON{Kind: kindExponential, Rate: &c.Rate})
+		if c != nil {
+			return EncodeCurve(*c)
+		}
 	case *distuv.Exponential:
-		return json.Marshal(curveJSON{Kind: kindExponential, Rate: &c.Rate})
+		if c != nil {
+			return EncodeCurve(*c)
+		}
+	case distuv.Weibull:
+		if err := validateWeibull("curve", c.K, c.Lambda); err != nil {
+			return nil, err
+		}
+		return json.Marshal(curveJSON{Kind: KindWeibull, Shape: &c.K, Scale: &c.Lambda})
+	case distuv.Exponential:
+		if !positive(c.Rate) {
+			return nil, fieldError("curve.rate", c.Rate, wantRate)
+		}
+		return json.Marshal(curveJSON{Kind: KindExponential, Rate: &c.Rate})
 	}
 	return nil, &FieldError{Path: "curve", Value: fmt.Sprintf("a %T", curve), Want: "be a *KaplanMeier, distuv.Weibull or distuv.Exponential"}
 }
+
+const wantRate = "be a finite number above 0"
+
+func positive(x float64) bool { return x > 0 && x <= math.MaxFloat64 }
 
 func (k *KaplanMeier) document() *kaplanMeierJSON {
 	document := &kaplanMeierJSON{Durations: make([]float64, len(k.sessions)), Observed: make([]int, len(k.sessions))}
@@ -95,23 +104,26 @@ func DecodeCurve(data []byte) (Curve, error) { return decodeCurve("", data) }
 // decodeCurve is DecodeCurve of a curve that stands at path.
 func decodeCurve(path string, data []byte) (Curve, error) {
 	f := readFields(path, data)
-	var kind string
+	var kind CurveKind
 	f.require("kind", `be given: "km", "weibull" or "exponential"`)
-	f.text("kind", &kind)
+	f.word("kind", &kind)
 	var curve Curve
 	switch {
 	case f.err != nil:
-	case kind == kindKaplanMeier:
+	case kind == KindKaplanMeier:
 		curve = f.kaplanMeier()
-	case kind == kindWeibull:
-		curve = distuv.Weibull{
-			K:      f.parameter("shape", maxShape, "be above 0 and at most 1e3"),
-			Lambda: f.parameter("scale", maxScaleSeconds, "be above 0 and at most 1e12 seconds"),
+	case kind == KindWeibull:
+		w := distuv.Weibull{K: f.required("shape", wantShape), Lambda: f.required("scale", wantScale)}
+		if f.err == nil {
+			f.err = validateWeibull(f.path, w.K, w.Lambda)
 		}
-	case kind == kindExponential:
-		curve = distuv.Exponential{Rate: f.parameter("rate", 0, "be a finite number above 0")}
+		curve = w
 	default:
-		f.err = fieldError(f.at("kind"), kind, `be "km", "weibull" or "exponential"`)
+		e := distuv.Exponential{Rate: f.required("rate", wantRate)}
+		if f.err == nil && !positive(e.Rate) {
+			f.err = fieldError(f.at("rate"), e.Rate, wantRate)
+		}
+		curve = e
 	}
 	if err := f.finish(); err != nil {
 		return nil, err
@@ -126,16 +138,11 @@ func (f *fields) require(key, want string) {
 	}
 }
 
-// parameter reads a number that must be there, above 0, and at most most where
-// that is not 0.
-func (f *fields) parameter(key string, most float64, want string) float64 {
+// required reads a number that must be there.
+func (f *fields) required(key, want string) float64 {
 	f.require(key, "be given: "+want)
-	data := f.members[key]
 	var x float64
 	f.number(key, &x)
-	if f.err == nil && !(x > 0 && (most == 0 || x <= most)) {
-		f.fail(key, data, want)
-	}
 	return x
 }
 

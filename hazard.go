@@ -145,14 +145,27 @@ func validateCurve(path string, curve Curve) error {
 	return nil
 }
 
+const (
+	wantShape = "be above 0 and at most 1e3"
+	wantScale = "be above 0 and at most 1e12 seconds"
+)
+
 func validateWeibull(path string, shape, scale float64) error {
 	if !(shape > 0 && shape <= maxShape) {
-		return fieldError(path+".shape", shape, "be above 0 and at most 1e3")
+		return fieldError(memberPath(path, "shape"), shape, wantShape)
 	}
 	if !(scale > 0 && scale <= maxScaleSeconds) {
-		return fieldError(path+".scale", scale, "be above 0 and at most 1e12 seconds")
+		return fieldError(memberPath(path, "scale"), scale, wantScale)
 	}
 	return nil
+}
+
+// memberPath is the path of a member of what stands at path, if at any.
+func memberPath(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
 }
 
 func validateExponential(path string, rate float64) error {

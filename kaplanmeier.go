@@ -100,30 +100,29 @@ func newSessions(durations []float64, observed []bool, entered []float64) ([]Ses
 		if len(entered) > 0 {
 			s.EnteredSeconds = entered[i]
 		}
-		if field, want := s.fault(); want != "" {
-			value := s.DurationSeconds
-			if field == "entered" {
-				value = s.EnteredSeconds
-			}
-			return nil, fieldError(fmt.Sprintf("%s[%d]", field, i), value, want)
+		switch late, want := s.fault(); {
+		case want == "":
+		case late:
+			return nil, fieldError(fmt.Sprintf("entered[%d]", i), s.EnteredSeconds, want)
+		default:
+			return nil, fieldError(fmt.Sprintf("durations[%d]", i), duration, want)
 		}
 		sessions[i] = s
 	}
 	return sessions, nil
 }
 
-// fault names the field of a session that is wrong, and what is asked of it.
-func (s Session) fault() (field, want string) {
-	if !withinSeconds(s.DurationSeconds) {
-		return "durations", "be 0 to 1e12 seconds"
+// fault tells what is wrong with a session, and with which field of it.
+func (s Session) fault() (late bool, want string) {
+	switch {
+	case !withinSeconds(s.DurationSeconds):
+		return false, "be 0 to 1e12 seconds"
+	case !(s.EnteredSeconds >= 0 && s.EnteredSeconds <= s.DurationSeconds):
+		return true, "be 0 to the session's duration"
+	case s.Observed && s.EnteredSeconds > 0 && s.EnteredSeconds == s.DurationSeconds:
+		return true, "be below the duration of a session that ended"
 	}
-	if !(s.EnteredSeconds >= 0 && s.EnteredSeconds <= s.DurationSeconds) {
-		return "entered", "be 0 to the session's duration"
-	}
-	if s.Observed && s.EnteredSeconds > 0 && s.EnteredSeconds == s.DurationSeconds {
-		return "entered", "be below the duration of a session that ended"
-	}
-	return "", ""
+	return false, ""
 }
 
 // compareSessions is a total order, so that the estimate does not depend on
@@ -356,7 +355,6 @@ func (k *KaplanMeier) StandardError(t float64) (standardError float64, known boo
 // BandScale is the scale on which a confidence band is symmetric.
 type BandScale uint8
 
-//go:generate stringer -type=BandScale -linecomment
 const (
 	// BandLog is symmetric in log S, the default of R's survfit; its upper limit
 	// is cut at 1.
@@ -365,6 +363,14 @@ const (
 	// and covers better in small samples.
 	BandLogLog // log_log
 )
+
+// MarshalText gives the scale's word.
+func (s BandScale) MarshalText() ([]byte, error) { return marshalWord(s, BandLogLog, "scale") }
+
+// UnmarshalText reads the scale's word.
+func (s *BandScale) UnmarshalText(text []byte) error {
+	return unmarshalWord(s, text, BandLogLog, "scale")
+}
 
 // Band is the pointwise confidence band of Survival at t seconds, level being
 // its coverage in (0, 1), such as 0.95. Before the first event both limits are
