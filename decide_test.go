@@ -32,7 +32,9 @@ func TestDecideAgreesWithOracle(t *testing.T) {
 	hazard := []string{"hazard_aware"}
 	separation := []string{"unified_v2_strict", "unified_v2_relaxed"}
 	t.Run("placement", func(t *testing.T) { agree(t, shape{presets: plainPresets(), noHazard: true, extreme: true}) })
-	t.Run("placement as preset", func(t *testing.T) { agree(t, shape{presets: plainPresets(), noHazard: true, placing: true, untouched: true}) })
+	t.Run("placement as preset", func(t *testing.T) {
+		agree(t, shape{presets: plainPresets(), noHazard: true, placing: true, untouched: true})
+	})
 	t.Run("separation", func(t *testing.T) { agree(t, shape{presets: separation, noHazard: true, placing: true, extreme: true}) })
 	t.Run("hazard placement", func(t *testing.T) { agree(t, shape{presets: hazard, placing: true}) })
 	t.Run("migration", func(t *testing.T) { agree(t, shape{presets: hazard, running: true}) })

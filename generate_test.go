@@ -96,14 +96,13 @@ func drawCurve(t *rapid.T, label string) (kvpolicy.Curve, survival) {
 	switch rapid.IntRange(0, 2).Draw(t, label+" kind") {
 	case 1:
 		rate := rapid.SampledFrom([]float64{1e-6, 1e-4, 1e-3, 1e-2, 0.05}).Draw(t, label+" rate")
-		return distuv.Exponential{Rate: rate}, cumulativeHazard(func(age float64) float64 { return rate * age })
+		return distuv.Exponential{Rate: rate}, exponentialSurvival(rate)
 	case 2:
 		shape := rapid.SampledFrom([]float64{0.6, 1, 1.5, 3, 6}).Draw(t, label+" shape")
 		scale := rapid.SampledFrom([]float64{60, 600, 1200, 28800}).Draw(t, label+" scale")
-		return distuv.Weibull{K: shape, Lambda: scale},
-			cumulativeHazard(func(age float64) float64 { return math.Pow(age/scale, shape) })
+		return distuv.Weibull{K: shape, Lambda: scale}, weibullSurvival(shape, scale)
 	}
-	return nil, nil
+	return nil, survival{}
 }
 
 func drawInstance(t *rapid.T, id string, r *kvpolicy.Request, extreme bool) kvpolicy.Instance {
@@ -186,13 +185,13 @@ func drawPolicy(t *rapid.T, sh shape) kvpolicy.Policy {
 		}
 	}
 	if p.Hazard.Enabled && oneIn(t, 2, "hazard drawn") {
-		p.Hazard.StallPenaltySeconds = rapid.SampledFrom([]float64{0, 2, 30, 200}).Draw(t, "stall penalty")
+		p.Hazard.StallPenaltySeconds = rapid.SampledFrom([]float64{2, 0, 30, 200}).Draw(t, "stall penalty")
 		p.Hazard.Cells = rapid.SampledFrom([]int{0, 1, 16, 40}).Draw(t, "cells")
 	}
 	if p.Migration.Enabled {
 		p.Migration.HysteresisSeconds = rapid.SampledFrom([]float64{0, 0.1, 2, 20}).Draw(t, "hysteresis")
 		p.Migration.MaxSlowdownSeconds = rapid.SampledFrom([]float64{0, 0, 1, 30}).Draw(t, "max slowdown")
-		p.Migration.MaxHops = rapid.SampledFrom([]int64{0, 1, 3, 3, 3}).Draw(t, "max hops")
+		p.Migration.MaxHops = rapid.SampledFrom([]int64{3, 3, 3, 3, 3, 3, 0, 1}).Draw(t, "max hops")
 		p.Migration.MinRemainingSeconds = rapid.SampledFrom([]float64{0, 5, 5}).Draw(t, "min remaining")
 		p.Migration.OverlapRounds = rapid.SampledFrom([]int{0, 0, 1, 4, 64}).Draw(t, "overlap rounds")
 	}
@@ -221,9 +220,12 @@ func drawSituation(t *rapid.T, sh shape) situation {
 	r := &s.snapshot.Request
 	r.ID = fmt.Sprintf("request-%d", rapid.IntRange(0, 1000).Draw(t, "request"))
 	r.ContextTokens = drawTokens(t, extreme, "context")
+	if s.policy.Separation.Enabled && oneIn(t, 2, "long context") {
+		r.ContextTokens = rapid.SampledFrom([]int64{16000, 18000, 24000, 40000}).Draw(t, "context to share")
+	}
 	r.RemainingTokens = drawTokens(t, extreme, "remaining")
 	if s.policy.Hazard.Enabled { // for durations that curves say something about
-		r.RemainingTokens = rapid.SampledFrom([]int64{0, 1, 100, 199, 200, 201, 2000, 8000}).Draw(t, "remaining output")
+		r.RemainingTokens = rapid.SampledFrom([]int64{0, 1, 199, 200, 201, 500, 2000, 8000}).Draw(t, "remaining output")
 	}
 	least := 0
 	if sh.running {
@@ -233,7 +235,7 @@ func drawSituation(t *rapid.T, sh shape) situation {
 	if most == 0 {
 		most = 8
 	}
-	n := rapid.IntRange(least, most).Draw(t, "instances")
+	n := rapid.OneOf(rapid.SampledFrom([]int{2, 3, 5, most}), rapid.IntRange(least, most)).Draw(t, "instances")
 	for k := range n {
 		id := fmt.Sprintf("i%d", k)
 		if k > 0 && oneIn(t, 3, "copy") {
@@ -271,13 +273,18 @@ func drawSituation(t *rapid.T, sh shape) situation {
 	case choice > 0 && n > 0:
 		r.Affinity = someone("home")
 	}
-	r.Hops = rapid.SampledFrom([]int64{0, 0, 0, 1, 2, 3, 1e9}).Draw(t, "hops")
+	r.Hops = rapid.SampledFrom([]int64{0, 0, 0, 0, 0, 0, 1, 2, 3, 1e9}).Draw(t, "hops")
 	switch {
 	case sh.running:
 		r.RunningOn = someone("source")
 		for k := range s.snapshot.Instances {
 			if i := &s.snapshot.Instances[k]; i.ID == r.RunningOn {
 				i.Unavailable = false
+				if !sh.noHazard && oneIn(t, 2, "doomed") {
+					rate := rapid.SampledFrom([]float64{0.01, 0.05, 0.5}).Draw(t, "doom")
+					i.Curve, i.CurveName = distuv.Exponential{Rate: rate}, "doom"
+					s.survival["doom"] = exponentialSurvival(rate)
+				}
 			}
 		}
 	case sh.placing:

@@ -56,12 +56,33 @@ func (c goldenCase) decode() (p kvpolicy.Policy, s kvpolicy.Snapshot, err error)
 	return p, s, err
 }
 
-// tree is v as encoding/json reads its JSON back.
-func tree(t *testing.T, v any) (result map[string]any) {
-	data, err := json.Marshal(v)
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(data, &result))
-	return result
+// survival reads the curves of a case for the oracle.
+func (c goldenCase) survival(t require.TestingT) map[string]survival {
+	var s struct {
+		Curves map[string]struct {
+			Kind               string
+			Shape, Scale, Rate float64
+			Durations          []float64
+			Observed           []any
+		}
+	}
+	require.NoError(t, json.Unmarshal(c.Snapshot, &s))
+	all := map[string]survival{}
+	for name, curve := range s.Curves {
+		switch curve.Kind {
+		case "exponential":
+			all[name] = exponentialSurvival(curve.Rate)
+		case "weibull":
+			all[name] = weibullSurvival(curve.Shape, curve.Scale)
+		case "km":
+			observed := make([]bool, len(curve.Observed))
+			for k, o := range curve.Observed {
+				observed[k] = o == true || o == 1.0
+			}
+			all[name] = kaplanMeierSurvival(curve.Durations, observed)
+		}
+	}
+	return all
 }
 
 // differences lists where got differs from want, in what want names.
@@ -101,7 +122,9 @@ func checkGolden(t *testing.T, c goldenCase) {
 	require.NoError(t, err)
 	d, err := p.Decide(s)
 	require.NoError(t, err)
-	require.Empty(t, differences("decision", c.Want, tree(t, d)))
+	require.Empty(t, differences("decision", c.Want, treeOf(t, d)))
+	o := newOracle(situation{p, s, c.survival(t)})
+	o.check(t, d)
 
 	explained, err := p.Explain(nil, s)
 	require.NoError(t, err)
@@ -129,7 +152,7 @@ func checkGolden(t *testing.T, c goldenCase) {
 	roundTrip(t, d, &decision)
 	require.Equal(t, d, decision)
 
-	for name, extra := range bystanders(p, s) {
+	for name, extra := range o.bystanders() {
 		crowded := s
 		crowded.Instances = append(slices.Clone(s.Instances), extra)
 		got, err := p.Decide(crowded)
@@ -147,9 +170,9 @@ func roundTrip(t require.TestingT, from, to any) {
 	require.NoError(t, json.Unmarshal(data, to))
 }
 
-// bystanders are instances that change no decision on s.
-func bystanders(p kvpolicy.Policy, s kvpolicy.Snapshot) map[string]kvpolicy.Instance {
-	o := newOracle(situation{policy: p, snapshot: s})
+// bystanders are instances that change no decision.
+func (o *oracle) bystanders() map[string]kvpolicy.Instance {
+	p, s := o.policy, o.snapshot
 	all := map[string]kvpolicy.Instance{
 		"unavailable": {ID: "bystander", Unavailable: true, CachedTokens: s.Request.ContextTokens, PrefillRate: 1e18},
 	}

@@ -135,7 +135,7 @@ func TestDominatedIsNeverChosen(t *testing.T) {
 			worse.CachedTokens = rapid.Int64Range(0, worse.CachedTokens).Draw(t, "colder by")
 		}
 		if !s.policy.Hazard.Enabled && oneIn(t, 3, "slower") {
-			worse.PrefillRate /= 2
+			worse.PrefillRate = max(worse.PrefillRate/2, 1e-9)
 		}
 		if worse.Requests == before.Requests || worse.PendingPrefillTokens == before.PendingPrefillTokens {
 			return // at the bound already: not worse
@@ -306,6 +306,7 @@ func TestScalingTimeScalesCosts(t *testing.T) {
 	})
 }
 
+// treeOf is v as encoding/json reads its JSON back.
 func treeOf(t require.TestingT, v any) (result map[string]any) {
 	roundTrip(t, v, &result)
 	return result

@@ -249,7 +249,9 @@ func TestUnusedRatesAreNotAsked(t *testing.T) {
 		*p = kvpolicy.Unified()
 		s.Instances[0].DecodeRate, s.Instances[0].Bandwidth = 1e-300, 1e300
 	})
-	valid(func(_ *kvpolicy.Policy, s *kvpolicy.Snapshot) { s.Request.Affinity, s.Request.RunningOn = "no one", "nowhere" })
+	valid(func(_ *kvpolicy.Policy, s *kvpolicy.Snapshot) {
+		s.Request.Affinity, s.Request.RunningOn = "no one", "nowhere"
+	})
 }
 
 // TestPartsThatNeedEachOther checks the demands between parts of a policy.
