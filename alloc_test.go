@@ -41,34 +41,39 @@ func workingFleet(n int) kvpolicy.Snapshot {
 
 // withCurves gives every instance one of a few survival curves.
 func withCurves(t testing.TB, s kvpolicy.Snapshot) kvpolicy.Snapshot {
-	curves := testCurves(t)
+	var durations []float64
+	var observed []bool
+	for k := range 200 {
+		durations = append(durations, float64(k*7919%4999))
+		observed = append(observed, k%3 > 0)
+	}
+	sessions, err := kvpolicy.NewKaplanMeier(durations, observed)
+	require.NoError(t, err)
+	curves := []kvpolicy.Curve{sessions, distuv.Exponential{Rate: 1e-4}, distuv.Weibull{K: 3, Lambda: 2400}}
 	for k := range s.Instances {
 		s.Instances[k].Curve = curves[k%len(curves)]
 	}
 	return s
 }
 
-func testCurves(testing.TB) []kvpolicy.Curve {
-	return []kvpolicy.Curve{nil, distuv.Exponential{Rate: 1e-4}, distuv.Weibull{K: 3, Lambda: 2400}}
+func allocatesNothing(t *testing.T, p kvpolicy.Policy, s kvpolicy.Snapshot) {
+	_, err := p.Decide(s)
+	require.NoError(t, err)
+	require.Zero(t, testing.AllocsPerRun(3, func() { _, _ = p.Decide(s) }))
 }
 
 func TestDecideAllocatesNothing(t *testing.T) {
-	none := func(t *testing.T, p kvpolicy.Policy, s kvpolicy.Snapshot) {
-		_, err := p.Decide(s)
-		require.NoError(t, err)
-		require.Zero(t, testing.AllocsPerRun(3, func() { _, _ = p.Decide(s) }))
-	}
 	for _, name := range kvpolicy.PresetNames() {
 		for _, n := range fleetSizes {
 			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) {
 				p, err := kvpolicy.Preset(name)
 				require.NoError(t, err)
 				s := workingFleet(n)
-				none(t, p, s)
+				allocatesNothing(t, p, s)
 				s.Request.RunningOn = "inst-0"
-				none(t, p, s)
+				allocatesNothing(t, p, s)
 				s.Request.RunningOn = "gone"
-				none(t, p, s)
+				allocatesNothing(t, p, s)
 			})
 		}
 	}
@@ -82,24 +87,9 @@ func TestDecideAllocatesNothing(t *testing.T) {
 		d, err := p.Decide(s)
 		require.NoError(t, err)
 		require.Equal(t, kvpolicy.PrefillRemote, d.Action)
-		none(t, p, s)
+		allocatesNothing(t, p, s)
 	})
-	t.Run("migration", func(t *testing.T) {
-		for _, cells := range []int{0, 16} {
-			for _, rounds := range []int{0, 4} {
-				p, s := kvpolicy.HazardAware(), withCurves(t, workingFleet(64))
-				p.Hazard.Cells, p.Migration.OverlapRounds = cells, rounds
-				none(t, p, s)
-				s.Request.RunningOn, s.Request.RemainingTokens = "inst-0", 4000
-				s.Instances[0].Curve = distuv.Exponential{Rate: 0.5}
-				d, err := p.Decide(s)
-				require.NoError(t, err)
-				require.Equal(t, kvpolicy.Migrate, d.Action)
-				none(t, p, s)
-			}
-		}
-	})
-	t.Run("apart", func(t *testing.T) {
+	t.Run("Explain into a slice that holds it", func(t *testing.T) {
 		dst, s := make([]kvpolicy.Candidate, 0, 64), workingFleet(64)
 		require.Zero(t, testing.AllocsPerRun(3, func() { _, _ = kvpolicy.UnifiedV2Relaxed().Explain(dst, s) }))
 	})

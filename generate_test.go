@@ -27,6 +27,7 @@ type shape struct {
 	untouched bool     // the preset as it is
 	extreme   bool     // now and then numbers at the bounds of what is legal
 	instances int      // at most, 8 where it is 0
+	written   bool     // only curves that have a JSON form
 }
 
 // oneIn is true once in n draws, and shrinks to false.
@@ -90,10 +91,14 @@ func drawCapacity(t *rapid.T, need int64, label string) int64 {
 	).Draw(t, label), 1e15)
 }
 
-// drawCurve draws a curve that never fails (nil), one that fails soon, later
-// or hardly ever, and its survival for the oracle.
-func drawCurve(t *rapid.T, label string) (kvpolicy.Curve, survival) {
-	switch rapid.IntRange(0, 2).Draw(t, label+" kind") {
+// drawCurve draws a curve of each kind, one that never fails (nil) among them,
+// that fails soon, later or hardly ever, and its survival for the oracle.
+func drawCurve(t *rapid.T, sh shape, label string) (kvpolicy.Curve, survival) {
+	kinds := 4
+	if sh.written {
+		kinds = 3
+	}
+	switch rapid.IntRange(0, kinds).Draw(t, label+" kind") {
 	case 1:
 		rate := rapid.SampledFrom([]float64{1e-6, 1e-4, 1e-3, 1e-2, 0.05}).Draw(t, label+" rate")
 		return distuv.Exponential{Rate: rate}, exponentialSurvival(rate)
@@ -101,8 +106,40 @@ func drawCurve(t *rapid.T, label string) (kvpolicy.Curve, survival) {
 		shape := rapid.SampledFrom([]float64{0.6, 1, 1.5, 3, 6}).Draw(t, label+" shape")
 		scale := rapid.SampledFrom([]float64{60, 600, 1200, 28800}).Draw(t, label+" scale")
 		return distuv.Weibull{K: shape, Lambda: scale}, weibullSurvival(shape, scale)
+	case 3:
+		durations, observed := drawSessions(t, label+" sessions")
+		curve, err := kvpolicy.NewKaplanMeier(durations, observed)
+		if err != nil {
+			t.Fatalf("Kaplan-Meier: %v", err)
+		}
+		return curve, kaplanMeierSurvival(durations, observed)
+	case 4:
+		rate := rapid.SampledFrom([]float64{1e-3, 1e-2}).Draw(t, label+" foreign rate")
+		return foreign{rate}, exponentialSurvival(rate)
 	}
 	return nil, survival{}
+}
+
+// foreign is a curve of a type that the package does not know.
+type foreign struct{ rate float64 }
+
+func (f foreign) Survival(t float64) float64 { return math.Exp(-f.rate * t) }
+
+// drawSessions draws what a Kaplan-Meier estimate is made of: ties, sessions of
+// no length, all censored and none at all among them.
+func drawSessions(t *rapid.T, label string) (durations []float64, observed []bool) {
+	for range rapid.SampledFrom([]int{3, 0, 1, 2, 8, 30}).Draw(t, label) {
+		d := rapid.Float64Range(1, 3000).Draw(t, "duration")
+		switch n := len(durations); {
+		case n > 0 && oneIn(t, 4, "tie"):
+			d = durations[n-1]
+		case oneIn(t, 20, "none"):
+			d = 0
+		}
+		durations = append(durations, d)
+		observed = append(observed, rapid.SampledFrom([]bool{true, true, false}).Draw(t, "observed"))
+	}
+	return durations, observed
 }
 
 func drawInstance(t *rapid.T, id string, r *kvpolicy.Request, extreme bool) kvpolicy.Instance {
@@ -256,7 +293,7 @@ func drawSituation(t *rapid.T, sh shape) situation {
 		}
 		i := drawInstance(t, id, r, extreme)
 		if !sh.noHazard {
-			curve, known := drawCurve(t, "curve")
+			curve, known := drawCurve(t, sh, "curve")
 			if curve != nil {
 				i.Curve, i.CurveName = curve, "curve of "+id
 				s.survival[i.CurveName] = known

@@ -34,7 +34,7 @@ func TestPolicyJSONRoundTrip(t *testing.T) {
 
 func TestSnapshotJSONRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := drawSituation(t, shape{extreme: true})
+		s := drawSituation(t, shape{extreme: true, written: true})
 		var back kvpolicy.Snapshot
 		roundTrip(t, s.snapshot, &back)
 		require.Equal(t, s.snapshot.Request, back.Request)

@@ -15,6 +15,9 @@ type survival struct {
 	drop func(age, t1, t2 float64) float64
 	// steps are the ages at which the curve jumps or bends.
 	steps []float64
+	// durations and observed are the sessions of a Kaplan-Meier curve.
+	durations []float64
+	observed  []bool
 }
 
 // cumulativeHazard makes a survival of H, where S = exp(-H): the difference of
@@ -79,7 +82,7 @@ func kaplanMeierSurvival(durations []float64, observed []bool) survival {
 		}
 		return s
 	}
-	s := survival{drop: func(age, t1, t2 float64) float64 {
+	s := survival{durations: durations, observed: observed, drop: func(age, t1, t2 float64) float64 {
 		before, fall := between(age, age+t1), between(age+t1, age+t2)
 		if age+t1 >= last { // on the tail the difference may be near 0
 			return before * -math.Expm1(-tail*(t2-t1))
