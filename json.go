@@ -217,13 +217,16 @@ func parseCount(text string) (n int64, want string) {
 	// A big.Rat of a long number, or of one with a large exponent, would take
 	// memory without bound.
 	const longest, largest = 64, 64
+	if len(text) > longest {
+		return 0, whole
+	}
 	if _, exponent, ok := strings.Cut(strings.ToLower(text), "e"); ok {
 		if e, err := strconv.Atoi(exponent); err != nil || e > largest || e < -largest {
 			return 0, whole
 		}
 	}
 	exact, ok := new(big.Rat).SetString(text)
-	if len(text) > longest || !ok || !exact.IsInt() || !exact.Num().IsInt64() {
+	if !ok || !exact.IsInt() || !exact.Num().IsInt64() {
 		return 0, whole
 	}
 	return exact.Num().Int64(), ""
