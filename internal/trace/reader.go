@@ -182,6 +182,12 @@ func (r *Reader) fail(line int, field, value, want string) *Error {
 	return &Error{File: r.name, Line: line, Err: &kvpolicy.FieldError{Path: field, Value: value, Want: want}}
 }
 
+// Fail builds the error of a field that is wrong in the light of other lines,
+// which the reader does not keep: a chat that comes twice.
+func (r *Reader) Fail(line int, field string, value any, want string) error {
+	return r.fail(line, field, fmt.Sprint(value), want)
+}
+
 // clip shortens a value that is quoted in an error.
 func clip(value string) string {
 	const most = 60
