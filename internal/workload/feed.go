@@ -258,7 +258,7 @@ func (f *Feed) Finish(id uint64, endSeconds float64) error {
 		return &kvpolicy.FieldError{Path: "end_seconds", Value: fmt.Sprint(endSeconds), Want: "be from 0 to 1e15"}
 	}
 	if o := f.open[int64(id>>turnBits)]; o != nil && f.options.Pacing == ClosedLoop {
-		f.release(o, int(id&(1<<turnBits-1)), endSeconds)
+		f.release(o, int(id%maxTurns), endSeconds)
 	}
 	return nil
 }

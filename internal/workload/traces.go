@@ -78,6 +78,8 @@ func newTrace(name string, open func() (io.ReadCloser, error), file io.Reader, f
 	return w, nil
 }
 
+const wantTurns = "lead to a session of at most 2^20 requests"
+
 // nominalServiceSeconds stands for how long a request took where a source does
 // not say (ours): prefill at the rate of the setting of [M], and 50 tokens/s
 // of decoding, a loaded instance's pace.
@@ -197,6 +199,9 @@ func loadBailian(reader *trace.Reader) ([]session, error) {
 		if before.after >= 0 {
 			cached = sharedTokens(s.turns[before.after].ids, before.ids, before.input)
 		}
+		if len(s.turns) == maxTurns {
+			return nil, reader.Fail(record.Line, "parent_chat_id", record.ParentChat, wantTurns)
+		}
 		t.after = parent.turn
 		t.offset = record.ArrivalSeconds - s.base
 		t.gap = max(0, t.offset-before.offset-nominalServiceSeconds(before.input-cached, before.output))
@@ -269,6 +274,9 @@ func loadSessions(reader *trace.Reader) ([]session, error) {
 			sessions = append(sessions, session{id: id, own: seed(mix(uint64(id)))})
 		}
 		s := &sessions[len(sessions)-1]
+		if len(s.turns) == maxTurns {
+			return nil, reader.Fail(record.Line, "session", record.Session, wantTurns)
+		}
 		if k := len(s.turns); k > 0 {
 			before := &s.turns[k-1]
 			t.after = k - 1

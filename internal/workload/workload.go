@@ -156,7 +156,10 @@ func (w *Workload) Name() string { return w.name }
 func (w *Workload) BlockTokens() int { return w.blockTokens }
 
 // turnBits bounds a session to 2^20 turns, so that a request's ID holds both.
-const turnBits = 20
+const (
+	turnBits = 20
+	maxTurns = 1 << turnBits
+)
 
 // source gives sessions in ascending order of their base time.
 type source interface {
