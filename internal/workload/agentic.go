@@ -18,7 +18,7 @@ import (
 // published figures): it begins with one of four system prompts that all
 // sessions of its kind share, and a lognormal task. Each later turn's prompt is
 // the one before, what was generated, and a lognormal tool result. Tasks and
-// tool results scale with a lognormal level of the session. Now and then (4 %
+// tool results scale with a lognormal level of the session. Now and then (4.5 %
 // of later turns) everything behind the system prompt is new, as when an
 // agent's history is rewritten; at the length limit it is summarised to a
 // quarter of it. Answers are lognormal. Gaps are drawn from the published
@@ -45,7 +45,8 @@ type Agentic struct {
 	// published window's name says w600).
 	WindowSeconds float64
 	// MeanInputTokens is the mean prompt, from 1,000 to 1e6; every length but
-	// the answers' scales with it. 0 = 43,904, the published window's (53.3 M
+	// the answers' scales with it, which makes the mean of much shorter prompts
+	// about 2,000 tokens longer than asked for. 0 = 43,904, the published window's (53.3 M
 	// tokens in 1,214 requests), at which the p50 and p90 are 1.31 times the
 	// published full trace's. 33,600 gives the full trace's own.
 	MeanInputTokens float64
@@ -78,16 +79,16 @@ var gapQuantiles = [...]struct{ p, seconds float64 }{
 var systemPrompts = [...]struct {
 	percent int
 	tokens  float64
-}{{25, 2200}, {25, 5300}, {30, 8900}, {20, 14200}}
+}{{25, 2200}, {25, 5300}, {30, 9000}, {20, 14400}}
 
 // Parameters of the lognormals at the full trace's scale, fitted (ours).
 const (
-	turnsMedian, turnsSigma = 2.4, 1.0
+	turnsMedian, turnsSigma = 2.37, 1.0
 	levelSigma              = 1.4
-	taskMedian, taskSigma   = 4200.0, 1.2
-	toolMedian, toolSigma   = 1300.0, 0.6
+	taskMedian, taskSigma   = 4000.0, 1.2
+	toolMedian, toolSigma   = 1250.0, 0.6
 	answerSigma             = 1.88
-	rewriteChance           = 0.04
+	rewriteChance           = 0.045
 	lengthLimit             = 200600.0 // the model's 262,144 at the window's scale
 	summaryShare            = 0.25
 )

@@ -140,7 +140,7 @@ func (f *Feed) kept(s *session, k int) bool {
 func (f *Feed) admit() {
 	for f.err == nil && f.upcoming != nil {
 		s := f.upcoming
-		if s.base >= f.options.UntilSeconds {
+		if s.base >= f.options.UntilSeconds || f.cut != nil && s.base > f.cut.at+f.options.FromSeconds {
 			f.upcoming = nil
 			return
 		}
