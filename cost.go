@@ -40,45 +40,47 @@ func (q *pricer) linkBandwidth(i, j *Instance) float64 {
 	return min(effective(i.Bandwidth, policys), effective(j.Bandwidth, policys))
 }
 
-// price is the cost of the request on instance at, term by term. (SPEC
-// section 2.)
-func (q *pricer) price(at int) (Breakdown, error) {
+// price is the cost of the request on instance at, term by term. (SPEC section
+// 2.)
+func (q *pricer) price(at int, b *Breakdown) error {
 	i, c := &q.instances[at], &q.policy.Cost
-	cached, uncached := q.request.cached(i), q.request.uncached(i)
-	rate := q.prefillRate(i)
-	b := q.residence(i, float64(q.request.RemainingTokens))
+	cached := q.request.cached(i)
+	uncached := q.request.ContextTokens - cached
+	q.residence(i, float64(q.request.RemainingTokens), b)
 	// (h + new)^2 - h^2, factored: the squares would cancel.
 	positions := float64(float64(uncached) * float64(2*cached+uncached))
-	b.Prefill = float64(uncached)/rate + float64(c.PrefillQuadratic*positions)
-	b.Interference = c.InterferenceWeight * float64(i.Requests) * b.Prefill
-	loss, err := q.loss(at, q.wholeStay(i, b), b)
-	b.Loss = loss
-	return b, err
+	b.Prefill = float64(uncached)/q.prefillRate(i) + float64(c.PrefillQuadratic*positions)
+	b.Interference = float64(c.InterferenceWeight*float64(i.Requests)) * b.Prefill
+	return q.addLoss(at, b)
 }
 
 // priceRest is the cost on instance at of a request that runs, without a
 // prefill term: what staying there, or going on there, costs. (SPEC section
 // 6.3.)
-func (q *pricer) priceRest(at int) (Breakdown, error) {
-	i := &q.instances[at]
-	b := q.residence(i, float64(q.request.RemainingTokens))
-	loss, err := q.loss(at, q.wholeStay(i, b), b)
-	b.Loss = loss
-	return b, err
+func (q *pricer) priceRest(at int, b *Breakdown) error {
+	q.residence(&q.instances[at], float64(q.request.RemainingTokens), b)
+	return q.addLoss(at, b)
 }
 
-// residence is the cost on instance i of a request with that much left to
-// decode, prefill and loss aside.
-func (q *pricer) residence(i *Instance, remaining float64) Breakdown {
+// residence sets the terms of a request with that much left to decode on
+// instance i, prefill and loss aside.
+func (q *pricer) residence(i *Instance, remaining float64, b *Breakdown) {
 	c := &q.policy.Cost
-	b := Breakdown{
+	*b = Breakdown{
 		Contention: float64(i.Requests) * c.DecodeIterationSeconds,
 		Queue:      float64(i.PendingPrefillTokens)/q.prefillRate(i) + i.WaitSeconds,
 	}
 	if c.CountDecode && remaining > 0 {
 		b.Decode = remaining / q.decodeRate(i)
 	}
-	return b
+}
+
+// addLoss adds the loss over the whole of the request's stay.
+func (q *pricer) addLoss(at int, b *Breakdown) (err error) {
+	if i := &q.instances[at]; q.hasHazard(i) {
+		b.Loss, err = q.loss(at, q.wholeStay(i, b), b)
+	}
+	return err
 }
 
 func (q *pricer) hasHazard(i *Instance) bool { return q.policy.Hazard.Enabled && i.Curve != nil }
@@ -91,7 +93,7 @@ type stretch struct {
 }
 
 // wholeStay is the stretch of the request's whole stay on instance i.
-func (q *pricer) wholeStay(i *Instance, b Breakdown) stretch {
+func (q *pricer) wholeStay(i *Instance, b *Breakdown) stretch {
 	return stretch{context: float64(q.request.ContextTokens), remaining: float64(q.request.RemainingTokens),
 		age: i.UptimeSeconds, to: b.time()}
 }
@@ -99,7 +101,7 @@ func (q *pricer) wholeStay(i *Instance, b Breakdown) stretch {
 // loss is the expected unplanned loss on instance at over a stretch; b holds
 // the waits, after which decode begins, and T where nothing is left to fall
 // back on. (SPEC sections 5.2 and 5.3.)
-func (q *pricer) loss(at int, s stretch, b Breakdown) (float64, error) {
+func (q *pricer) loss(at int, s stretch, b *Breakdown) (float64, error) {
 	i, p := &q.instances[at], q.policy
 	if !q.hasHazard(i) {
 		return 0, nil
@@ -134,6 +136,7 @@ func (q *pricer) score(at int) (float64, error) {
 	case ScoreLeastLoaded:
 		return float64(i.Requests), nil
 	}
-	b, err := q.price(at)
+	var b Breakdown
+	err := q.price(at, &b)
 	return b.Total(), err
 }

@@ -28,7 +28,7 @@ const (
 // A negative or infinite cost, or a rate outside 1e-9 to 1e18, is a
 // FieldError; an infinite bandwidth is allowed and is an infinitely fast link.
 func Crossover(m TransferModel, bandwidth, prefillRate float64) (regime Regime, tokens float64, err error) {
-	if err := m.validate(""); err != nil {
+	if err := m.validate(); err != nil {
 		return 0, 0, err
 	}
 	if !usableRate(prefillRate) {

@@ -55,7 +55,7 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 		i := &q.instances[at]
 		e := Candidate{Instance: i.ID, Tier: q.tier(i)}
 		if e.Tier != Down {
-			if e.Cost, err = q.price(at); err == nil {
+			if err = q.price(at, &e.Cost); err == nil {
 				e.Score, err = q.score(at)
 			}
 			if err != nil {
@@ -113,20 +113,20 @@ func (q *pricer) explainMigration(dst []Candidate, at int) ([]Candidate, error) 
 		return dst, err
 	}
 	guard := q.migrationGuards(at)
-	stay, err := q.priceRest(at)
-	if err != nil {
+	var stay Breakdown
+	if err := q.priceRest(at, &stay); err != nil {
 		return dst, err
 	}
 	for to := range q.instances {
 		i := &q.instances[to]
 		e := Candidate{Instance: i.ID, Tier: q.tier(i), Reason: guard}
 		if e.Tier != Down {
-			if e.Cost, err = q.priceRest(to); err != nil {
+			if err := q.priceRest(to, &e.Cost); err != nil {
 				return dst, err
 			}
 		}
 		if guard == 0 {
-			if e.Move, e.Reason, err = q.judgeDestination(at, stay, to); err != nil {
+			if e.Move, e.Reason, err = q.judgeDestination(at, &stay, to); err != nil {
 				return dst, err
 			}
 		}

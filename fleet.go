@@ -56,8 +56,10 @@ func (q *pricer) inspect() error {
 	f := &q.fleet
 	for at := range q.instances {
 		i := &q.instances[at]
-		if err := i.validate(at); err != nil {
-			return err
+		if !i.ordinary() {
+			if err := i.validate(at); err != nil {
+				return err
+			}
 		}
 		if i.Unavailable {
 			continue

@@ -33,16 +33,16 @@ func (q *pricer) stayOrMigrate(at int) (Decision, error) {
 	if d.Reason = q.migrationGuards(at); d.Reason != 0 {
 		return d, nil
 	}
-	stay, err := q.priceRest(at)
-	if err != nil {
+	var stay Breakdown
+	if err := q.priceRest(at, &stay); err != nil {
 		return Decision{}, err
 	}
-	o := newOrder(q.policy, q.request, q.instances)
+	o := q.newOrder()
 	var best, taken Move
 	bestStanding, takenStanding := standing{at: -1}, standing{at: -1}
 	d.Reason = NoDestination
 	for to := range q.instances {
-		move, reason, err := q.judgeDestination(at, stay, to)
+		move, reason, err := q.judgeDestination(at, &stay, to)
 		if err != nil {
 			return Decision{}, err
 		}
@@ -87,7 +87,7 @@ func (q *pricer) migrationGuards(at int) Reason {
 // to instance to. The reason is why it is no
 // destination, and the move is then zero; why it is not eligible; or
 // RiskRemoved. (SPEC sections 6.3 and 6.4.)
-func (q *pricer) judgeDestination(at int, stay Breakdown, to int) (Move, Reason, error) {
+func (q *pricer) judgeDestination(at int, stay *Breakdown, to int) (Move, Reason, error) {
 	i, j := &q.instances[at], &q.instances[to]
 	switch {
 	case to == at:
@@ -106,9 +106,10 @@ func (q *pricer) judgeDestination(at int, stay Breakdown, to int) (Move, Reason,
 	}
 	// What is left for j, and what is left of the risk on i, once the copying
 	// that overlaps with decoding is done.
-	rest := q.residence(j, remaining-h.decoded)
+	var rest, there Breakdown
+	q.residence(j, remaining-h.decoded, &rest)
 	moved, err := q.loss(to, stretch{context: float64(q.request.ContextTokens) + h.decoded,
-		remaining: remaining - h.decoded, age: j.UptimeSeconds + h.overlap, to: rest.time()}, rest)
+		remaining: remaining - h.decoded, age: j.UptimeSeconds + h.overlap, to: rest.time()}, &rest)
 	if err != nil {
 		return Move{}, 0, err
 	}
@@ -119,8 +120,7 @@ func (q *pricer) judgeDestination(at int, stay Breakdown, to int) (Move, Reason,
 		if avoided, err = q.loss(at, left, stay); err != nil {
 			return Move{}, 0, err
 		}
-		there, err := q.priceRest(to)
-		if err != nil {
+		if err = q.priceRest(to, &there); err != nil {
 			return Move{}, 0, err
 		}
 		whole = there.Loss

@@ -192,7 +192,7 @@ func (p *Policy) validate() error {
 	if p.Affinity.Enabled && !(p.Affinity.OverloadFactor >= 1) {
 		return fieldError("affinity.overload_factor", p.Affinity.OverloadFactor, "be at least 1")
 	}
-	if err := p.Transfer.validate("transfer."); err != nil {
+	if err := p.Transfer.validate(); err != nil {
 		return err
 	}
 	if p.Separation.Enabled {

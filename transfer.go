@@ -19,18 +19,18 @@ type TransferModel struct {
 	KVBytesPerToken float64
 }
 
-func (m *TransferModel) validate(prefix string) error {
-	if err := checkSeconds(prefix+"overhead_s", m.OverheadSeconds); err != nil {
+func (m *TransferModel) validate() error {
+	if err := checkSeconds("transfer.overhead_s", m.OverheadSeconds); err != nil {
 		return err
 	}
-	if err := checkSeconds(prefix+"recompute_overhead_s", m.RecomputeOverheadSeconds); err != nil {
+	if err := checkSeconds("transfer.recompute_overhead_s", m.RecomputeOverheadSeconds); err != nil {
 		return err
 	}
-	if err := checkRate(prefix+"bandwidth", m.Bandwidth); err != nil {
+	if err := checkRate("transfer.bandwidth", m.Bandwidth); err != nil {
 		return err
 	}
 	if !(m.KVBytesPerToken >= 0 && m.KVBytesPerToken <= maxKVBytesPerToken) {
-		return fieldError(prefix+"kv_bytes_per_token", m.KVBytesPerToken, "be 0 to 1e12 bytes")
+		return fieldError("transfer.kv_bytes_per_token", m.KVBytesPerToken, "be 0 to 1e12 bytes")
 	}
 	return nil
 }

@@ -1,0 +1,241 @@
+// Command decide decides logged snapshots: it reads cases, one JSON object a
+// line, from files or standard input, and writes one decision a line.
+//
+//	go run ./examples/decide cases.jsonl
+//	go run ./examples/decide -check vectors.jsonl
+//	go run ./examples/decide -policy candidate.json -diff log.jsonl
+//
+// A case is {"name", "policy", "snapshot", "want"}; policy defaults to unified
+// and want is needed for -check alone. A line that cannot be decided comes out
+// as {"name", "line", "error"}, and the rest goes on. The exit status is 0, or
+// 1 where a check differs, or 2 where a line or a flag was bad.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/kvpolicy/kvpolicy"
+)
+
+const (
+	statusFine = iota
+	statusDiffers
+	statusBad
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// tool is one run over all its inputs.
+type tool struct {
+	check    bool
+	diff     bool
+	override *kvpolicy.Policy // decides every line where it is not nil
+	several  bool             // inputs, so that a line is named with its file
+	out      *bufio.Writer
+	status   int
+	checked  int
+	changed  int
+	lines    int
+}
+
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("decide", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprintln(stderr, "usage: decide [-check] [-policy FILE [-diff]] [FILE ...]\nReads cases, a JSON object a line; standard input where no file is named.")
+		flags.PrintDefaults()
+	}
+	t := tool{out: bufio.NewWriter(stdout)}
+	flags.BoolVar(&t.check, "check", false, "compare each decision with the line's want and print what differs")
+	flags.BoolVar(&t.diff, "diff", false, "print which decisions -policy changes, and why")
+	policyFile := flags.String("policy", "", "decide every line by the policy in this JSON `FILE`")
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return statusFine
+	case err != nil:
+		return statusBad
+	}
+	if t.diff && (*policyFile == "" || t.check) {
+		fmt.Fprintln(stderr, "decide: -diff needs -policy, and goes without -check")
+		return statusBad
+	}
+	if *policyFile != "" {
+		var err error
+		if t.override, err = readPolicy(*policyFile); err != nil {
+			fmt.Fprintln(stderr, "decide:", err)
+			return statusBad
+		}
+	}
+	t.several = flags.NArg() > 1
+	if flags.NArg() == 0 {
+		t.read("standard input", stdin, stderr)
+	}
+	for _, name := range flags.Args() {
+		file, err := os.Open(name)
+		if err != nil {
+			fmt.Fprintln(stderr, "decide:", err)
+			t.worsen(statusBad)
+			continue
+		}
+		t.read(name, file, stderr)
+		file.Close()
+	}
+	switch {
+	case t.check:
+		fmt.Fprintf(t.out, "%d of %d lines as wanted\n", t.checked, t.lines)
+	case t.diff:
+		fmt.Fprintf(t.out, "%d of %d decisions change\n", t.changed, t.lines)
+	}
+	if err := t.out.Flush(); err != nil {
+		fmt.Fprintln(stderr, "decide:", err)
+		t.worsen(statusBad)
+	}
+	return t.status
+}
+
+func readPolicy(name string) (*kvpolicy.Policy, error) {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	var p kvpolicy.Policy
+	if err := json.Unmarshal(data, &p); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return &p, nil
+}
+
+func (t *tool) worsen(status int) { t.status = max(t.status, status) }
+
+// read decides the lines of one input.
+func (t *tool) read(name string, from io.Reader, stderr io.Writer) {
+	lines := bufio.NewReader(from)
+	for number := 1; ; number++ {
+		line, err := lines.ReadBytes('\n')
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			t.lines++
+			t.line(place{file: name, line: number}, line)
+		}
+		if err == io.EOF {
+			return
+		}
+		if err != nil {
+			fmt.Fprintf(stderr, "decide: %s: %v\n", name, err)
+			t.worsen(statusBad)
+			return
+		}
+	}
+}
+
+// place is where a line stands.
+type place struct {
+	file string
+	line int
+}
+
+// logged is a line as it is written. Decision and Time are what a router's log
+// may hold besides a case, and are not read.
+type logged struct {
+	Name     string          `json:"name"`
+	Policy   json.RawMessage `json:"policy"`
+	Snapshot json.RawMessage `json:"snapshot"`
+	Want     map[string]any  `json:"want"`
+	Decision json.RawMessage `json:"decision"`
+	Time     json.RawMessage `json:"time"`
+}
+
+func (t *tool) line(at place, data []byte) {
+	c, policy, snapshot, err := parse(data)
+	if err == nil && t.diff {
+		t.compare(at, c.Name, policy, snapshot)
+		return
+	}
+	if err == nil && t.check && c.Want == nil {
+		err = errors.New("want must be there for -check")
+	}
+	if t.check && c.Want == nil {
+		t.bad(at, c.Name, err)
+		return
+	}
+	var decision kvpolicy.Decision
+	if err == nil {
+		if t.override != nil {
+			policy = *t.override
+		}
+		decision, err = policy.Decide(snapshot)
+	}
+	if t.check {
+		t.checkLine(at, c, decision, err)
+		return
+	}
+	if err == nil {
+		err = t.write(c.Name, decision)
+	}
+	if err != nil {
+		t.bad(at, c.Name, err)
+	}
+}
+
+// parse reads a line; what could be read of it comes back with an error too.
+func parse(data []byte) (c logged, p kvpolicy.Policy, s kvpolicy.Snapshot, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&c); err != nil {
+		return c, p, s, err
+	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return c, p, s, errors.New("a line must hold one JSON object and no more")
+	}
+	p = kvpolicy.Unified()
+	if c.Policy != nil {
+		if err := json.Unmarshal(c.Policy, &p); err != nil {
+			return c, p, s, err
+		}
+	}
+	if c.Snapshot == nil {
+		return c, p, s, errors.New("snapshot must be there")
+	}
+	err = json.Unmarshal(c.Snapshot, &s)
+	return c, p, s, err
+}
+
+// write writes a decision with the name of its case in front.
+func (t *tool) write(name string, d kvpolicy.Decision) error {
+	decision, err := json.Marshal(d)
+	if err != nil {
+		return err
+	}
+	head, err := json.Marshal(name)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(t.out, `{"name":%s,%s`+"\n", head, decision[1:])
+	return nil
+}
+
+func (t *tool) bad(at place, name string, err error) {
+	t.worsen(statusBad)
+	out := struct {
+		Name  string `json:"name"`
+		File  string `json:"file,omitempty"`
+		Line  int    `json:"line"`
+		Error string `json:"error"`
+	}{Name: name, Line: at.line, Error: err.Error()}
+	if t.several {
+		out.File = at.file
+	}
+	line, err := json.Marshal(out)
+	if err != nil { // a struct of strings and a number always encodes
+		panic(err)
+	}
+	fmt.Fprintf(t.out, "%s\n", line)
+}
