@@ -231,6 +231,39 @@ func TestTruncationGoesByTraceTime(t *testing.T) {
 	}
 }
 
+// A request beyond the model's context is left out, and its session goes on as
+// if it had been answered at once; it counts for nothing in MaxRequests.
+func TestRequestsBeyondTheContextAreLeftOut(t *testing.T) {
+	w := text(t, "session,turn,t_s,in_tokens,out_tokens,think_time_s,blocks64,shared_prefix_blocks\n"+
+		"a,0,0,100,100,,1,0\na,1,10,150,51,2,2,1\na,2,30,151,49,3,2,2\na,3,60,9000,1,4,140,2\nb,0,0,201,1,,3,0\n")
+	options := Options{Pacing: ClosedLoop, MaxContextTokens: 200, MaxRequests: 2}
+	for _, options.Pacing = range []Pacing{TraceTime, ClosedLoop} {
+		for seed := range uint64(5) {
+			options.Seed = seed
+			sent := replay(t, w, options)
+			require.Len(t, sent, 2)
+			assert.Equal(t, []int{0, 2}, []int{sent[0].Turn, sent[1].Turn})
+			assert.Equal(t, 2, common(sent[0].Blocks, sent[1].Blocks), "what turn 1 shared is known though it was not sent")
+			if options.Pacing == ClosedLoop {
+				assert.InDelta(t, sent[0].ArrivalSeconds+service(sent[0].ID)+2+3, sent[1].ArrivalSeconds, 1e-9)
+			} else {
+				assert.InDelta(t, sent[0].ArrivalSeconds+30, sent[1].ArrivalSeconds, 1e-9)
+			}
+		}
+	}
+	options.MaxRequests = 0
+	c, err := w.Ceiling(options)
+	require.NoError(t, err)
+	assert.Equal(t, Ceiling{Requests: 2, Sessions: 1, LeftOut: 3, InputTokens: 251, OutputTokens: 149, ReusableTokens: 128}, c)
+	options.Seed, options.FromSeconds, options.MaxContextTokens = 0, 1, 0
+	c, err = text(t, mooncake).Ceiling(options)
+	require.NoError(t, err)
+	assert.EqualValues(t, 3, c.Sessions)
+	options.MaxContextTokens = -1
+	_, err = w.Start(options)
+	assert.ErrorContains(t, err, "max_context_tokens is -1")
+}
+
 func TestSeedsDiffer(t *testing.T) {
 	agentic, err := NewAgentic(Agentic{Sessions: 20})
 	require.NoError(t, err)
