@@ -90,7 +90,7 @@ func measure(t *testing.T, agentic Agentic, seeds int) measured {
 
 // The published window: FACTS, Setting of [M] and [V2].
 func TestAgenticHasThePublishedWindow(t *testing.T) {
-	m := measure(t, Agentic{}, 12)
+	m := measure(t, Agentic{}, 8)
 	t.Logf("requests %.0f (%.0f to %.0f), input %.1f M (%.1f to %.1f), across %.4f, within %.4f, reusable %.4f, new >= 8000 %.3f, >= 16000 %.3f, output p50 %.0f mean %.0f",
 		m.requests, m.leastRequests, m.mostRequests, m.input/1e6, m.leastInput/1e6, m.mostInput/1e6, m.across, m.within, m.reusable,
 		m.newFrom8000, m.newFrom16000, m.quantile(0.5, m.outputs), m.outputMean)
@@ -116,7 +116,7 @@ func TestAgenticHasThePublishedWindow(t *testing.T) {
 
 // The published full trace's lengths.
 func TestAgenticHasThePublishedLengths(t *testing.T) {
-	m := measure(t, Agentic{MeanInputTokens: 33600}, 12)
+	m := measure(t, Agentic{MeanInputTokens: 33600}, 8)
 	t.Logf("input p50 %.0f, p90 %.0f, mean %.0f; across %.4f, within %.4f", m.quantile(0.5, m.inputs), m.quantile(0.9, m.inputs), m.mean, m.across, m.within)
 	assert.InEpsilon(t, 20000, m.quantile(0.5, m.inputs), 0.05)
 	assert.InEpsilon(t, 88000, m.quantile(0.9, m.inputs), 0.1)

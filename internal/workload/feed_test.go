@@ -506,7 +506,7 @@ func TestMemoryIsFlat(t *testing.T) {
 	const requests = 20_000
 	stream, err := NewTrace("t", func() (io.ReadCloser, error) { return &endless{}, nil }, trace.Mooncake)
 	require.NoError(t, err)
-	agentic, err := NewAgentic(Agentic{Sessions: 1 << 38, WindowSeconds: (1 << 38) * 2, MeanInputTokens: 1000})
+	agentic, err := NewAgentic(Agentic{Sessions: 1 << 30, WindowSeconds: (1 << 30) * 2, MeanInputTokens: 1000})
 	require.NoError(t, err)
 	for name, w := range map[string]*Workload{"mooncake": stream, "agentic": agentic} {
 		f, err := w.Start(Options{Pacing: TraceTime, Seed: 1})
