@@ -284,8 +284,7 @@ func TestCompareProperties(t *testing.T) {
 }
 
 // Samples of normal differences: the interval holds the mean about as often as
-// it says, where the plain percentile interval of five pairs does in 81 to
-// 84 % of samples only.
+// it says.
 func TestIntervalsCover(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{5, 10} {
