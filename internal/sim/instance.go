@@ -230,7 +230,11 @@ func (in *instance) occupy(r *request, tokens, budget int) (cached, chunk int, o
 		chunk = min(tokens-cached, budget)
 		unheld := hits - in.pool.heldPrefix(identities[:hits])
 		need := in.blocksFor(cached+chunk) - hits*in.pool.span
-		if need > in.pool.available()-unheld*in.pool.span {
+		reserve := need
+		if in.profile.ReserveWholePrompt {
+			reserve = in.blocksFor(tokens) - hits*in.pool.span
+		}
+		if reserve > in.pool.available()-unheld*in.pool.span {
 			return 0, 0, false
 		}
 		if r.held == nil {

@@ -34,6 +34,7 @@ func drawScenario(t *rapid.T) scenario {
 		p := H20()
 		p.StepTokens = rapid.SampledFrom([]int{16, 40, 8192}).Draw(t, "budget")
 		p.MaxRunning = rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "running")
+		p.ReserveWholePrompt = rapid.Bool().Draw(t, "whole")
 		p.BlockTokens = 4
 		p.KVCapacityTokens = capacity
 		p.ConnectorBufferBytes = 0
