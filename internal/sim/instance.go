@@ -248,13 +248,18 @@ func (in *instance) occupy(r *request, tokens, budget int) (cached, chunk int, o
 			r.held = append(r.held, id)
 			in.pool.hold(id)
 		}
-		if len(r.held) == hits {
+		if len(r.held) == hits && reserve <= in.pool.available() {
 			in.pool.take(need)
 			r.private = need
 			return cached, chunk, true
 		}
-		// Identities that are not chained: what bisection found has gaps.
-		hits = len(r.held)
+		// Identities that are not chained: what bisection found has gaps, or is
+		// held otherwise than it said. Then the walk is right, or nothing.
+		if walked := len(r.held); walked < hits {
+			hits = walked
+		} else {
+			hits = 0
+		}
 		in.releaseBlocks(r)
 	}
 }
