@@ -128,6 +128,7 @@ func (in *instance) add(r *request, p phase) {
 
 // remove ends r's membership. Its blocks are given back, lists are the caller's.
 func (in *instance) remove(r *request) {
+	in.sync() // what was evicted before these blocks came back stays evicted
 	in.releaseBlocks(r)
 	in.leave(r)
 	last := len(in.members) - 1
@@ -505,6 +506,7 @@ func (in *instance) fetched(r *request) {
 	} else {
 		r.computed = r.Request.PromptTokens - 1
 		r.goal = r.Request.PromptTokens
+		in.sync()
 		in.publish(r, r.computed)
 		in.move(r, ready)
 		in.ready = append(in.ready, r)
