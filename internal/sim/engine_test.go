@@ -54,6 +54,19 @@ func TestBudgetIsShared(t *testing.T) {
 	checkEmpty(t, c)
 }
 
+// TestDecodesComeFirst: beside a stream a prompt of the whole budget takes a step more.
+func TestDecodesComeFirst(t *testing.T) {
+	p := plain()
+	c, l := newCluster(t, 16, p)
+	require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 16, OutputTokens: 4}, 0))
+	require.NoError(t, c.Submit(Request{ID: 2, PromptTokens: 8_192, OutputTokens: 1}, 0))
+	drain(c)
+	want := p.stepSeconds(0, 0) + p.prefillSeconds(0, 16)
+	want += p.stepSeconds(1, 17) + p.prefillSeconds(0, 8_191)
+	want += p.stepSeconds(1, 18) + p.prefillSeconds(8_191, 1)
+	assert.InDelta(t, want, l.record(t, 2).FirstTokenSeconds, 1e-12)
+}
+
 // TestChunksAddUp: q's term is that of the positions, so that the chunks of a prompt take
 // together what one would.
 func TestChunksAddUp(t *testing.T) {
@@ -265,6 +278,77 @@ func TestSeparatedBothWays(t *testing.T) {
 	}
 	assert.Positive(t, abandoned)
 	checkEmpty(t, c)
+}
+
+// TestSlowerEnd: a transfer takes the time of the slower of its two ends.
+func TestSlowerEnd(t *testing.T) {
+	fast, slow := connected(plain()), connected(plain())
+	slow.Transfer.IdleBytesPerSecond = 1e6
+	for source := range 2 {
+		c, l := newCluster(t, 16, fast, slow)
+		require.NoError(t, c.SubmitSeparated(Request{PromptTokens: 100, OutputTokens: 1}, source, 1-source))
+		drain(c)
+		assert.InDelta(t, 3e-3+100*98_304/1e6, l.record(t, 0).TransferSeconds, 1e-9)
+	}
+}
+
+// TestCancelOfTheFirst: whoever waits behind one that does not fit is looked at when that one is taken back.
+func TestCancelOfTheFirst(t *testing.T) {
+	c, l := newCluster(t, 16, small(1_600))
+	require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 800, OutputTokens: 600}, 0))
+	require.NoError(t, c.Submit(Request{ID: 2, PromptTokens: 1_500, OutputTokens: 1}, 0))
+	require.NoError(t, c.Submit(Request{ID: 3, PromptTokens: 100, OutputTokens: 1}, 0))
+	c.Run(0.5)
+	assert.Equal(t, 2, c.State(0).Waiting, "first come, first served")
+	now := c.Now()
+	c.Cancel(2)
+	drain(c)
+	assert.Less(t, l.record(t, 3).FirstTokenSeconds, now+0.1)
+	assert.Greater(t, l.record(t, 1).EndSeconds, now+1)
+	checkEmpty(t, c)
+}
+
+// TestPrefixOfTheRunning: one that does not fit is looked at again while a prefill
+// goes on, for what that shares may make it fit.
+func TestPrefixOfTheRunning(t *testing.T) {
+	p := small(1_600)
+	p.ReserveWholePrompt = true
+	p.StepTokens, p.MaxRunning = 200, 16
+	c, l := newCluster(t, 16, p)
+	for id := range uint64(2) {
+		require.NoError(t, c.Submit(Request{ID: id, PromptTokens: 1_000, OutputTokens: 300, Blocks: chain(1, 60)}, 0))
+	}
+	drain(c)
+	assert.Less(t, l.record(t, 1).FirstTokenSeconds, l.record(t, 0).FirstTokenSeconds+0.1)
+	assert.Positive(t, l.record(t, 1).CachedTokens)
+	checkEmpty(t, c)
+}
+
+// TestRunAndTransfer: blocks that a transfer gives back in the middle of a run
+// are not there for the steps before, whether or not somebody looked.
+func TestRunAndTransfer(t *testing.T) {
+	for _, look := range []bool{false, true} {
+		p := connected(small(480)) // 30 blocks
+		c, l := newCluster(t, 16, p, p)
+		require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 160, OutputTokens: 1, Blocks: chain(1, 10)}, 0))
+		drain(c) // 10 cached, 20 free
+		require.NoError(t, c.Submit(Request{ID: 2, PromptTokens: 120, OutputTokens: 150}, 0))
+		require.NoError(t, c.SubmitSeparated(Request{ID: 3, PromptTokens: 168, OutputTokens: 1, Blocks: chain(3, 10)}, 0, 1))
+		l.told = func(p Progress) {
+			if p.Kind == TransferEnded {
+				// 30 = 10 + 11 held for the transfer + 8, and one more; the stream
+				// has some 45 tokens by now, and takes 3 blocks for them: 2 of those cached.
+				assert.Equal(t, 128, c.CachedTokens(0, 161, chain(1, 10)))
+			}
+		}
+		if !look {
+			l.told = nil
+		}
+		drain(c)
+		// Afterwards it takes 6 more, one of which the transfer has given back.
+		assert.Equal(t, 48, c.CachedTokens(0, 161, chain(1, 10)), "looked: %v", look)
+		checkEmpty(t, c)
+	}
 }
 
 // TestFail: all that an instance has a part in is lost, and can be sent again from
