@@ -309,18 +309,129 @@ func TestCancelOfTheFirst(t *testing.T) {
 }
 
 // TestPrefixOfTheRunning: one that does not fit is looked at again while a prefill
-// goes on, for what that shares may make it fit.
+// goes on, for what is shared by then may make it fit.
 func TestPrefixOfTheRunning(t *testing.T) {
-	p := small(1_600)
+	p := small(68 * 16)
 	p.ReserveWholePrompt = true
-	p.StepTokens, p.MaxRunning = 200, 16
+	p.StepTokens, p.MaxRunning = 600, 16
 	c, l := newCluster(t, 16, p)
+	require.NoError(t, c.Submit(Request{ID: 9, PromptTokens: 16, OutputTokens: 1}, 0)) // so that both wait for the next step
 	for id := range uint64(2) {
-		require.NoError(t, c.Submit(Request{ID: id, PromptTokens: 1_000, OutputTokens: 300, Blocks: chain(1, 60)}, 0))
+		require.NoError(t, c.Submit(Request{ID: id, PromptTokens: 1_000, OutputTokens: 80, Blocks: chain(1, 60)}, 0))
 	}
 	drain(c)
 	assert.Less(t, l.record(t, 1).FirstTokenSeconds, l.record(t, 0).FirstTokenSeconds+0.1)
-	assert.Positive(t, l.record(t, 1).CachedTokens)
+	assert.Greater(t, l.record(t, 0).EndSeconds, l.record(t, 0).FirstTokenSeconds+0.4)
+	checkEmpty(t, c)
+}
+
+// TestPreemptedTriesAgain: in the step after, not only when the others are done.
+func TestPreemptedTriesAgain(t *testing.T) {
+	p := small(320)
+	p.StepTokens, p.MaxRunning = 64, 16
+	c, l := newCluster(t, 16, p)
+	for id := range uint64(2) {
+		require.NoError(t, c.Submit(Request{ID: id, PromptTokens: 144, OutputTokens: 100}, 0))
+	}
+	drain(c)
+	preempted := math.Inf(1)
+	for _, q := range l.progress {
+		switch {
+		case q.Kind == Preempted:
+			assert.Equal(t, uint64(1), q.ID)
+			preempted = min(preempted, q.Seconds)
+		case q.Kind == Started && q.Seconds > preempted:
+			assert.Less(t, q.Seconds, preempted+0.008)
+			checkEmpty(t, c)
+			return
+		}
+	}
+	assert.Fail(t, "not preempted, or not started again")
+}
+
+// TestReadyGoesFirst: a request whose KV has come while the batch was full runs when the only
+// one in it gives up for want of the blocks that it holds.
+func TestReadyGoesFirst(t *testing.T) {
+	p := connected(small(320))
+	p.MaxRunning = 1
+	p.Transfer.IdleOverheadSeconds = 0.1
+	c, l := newCluster(t, 16, p, p)
+	require.NoError(t, c.SubmitSeparated(Request{ID: 2, PromptTokens: 150, OutputTokens: 5}, 0, 1))
+	c.Run(0.05)
+	require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 100, OutputTokens: 200}, 1))
+	drain(c)
+	require.Len(t, l.records, 2)
+	assert.Equal(t, 1, l.record(t, 1).Preemptions)
+	assert.Less(t, l.record(t, 2).EndSeconds, l.record(t, 1).EndSeconds)
+	checkEmpty(t, c)
+}
+
+// TestCancelOfOneKept: the blocks of a prefill that nobody will fetch any more are given to whoever waits.
+func TestCancelOfOneKept(t *testing.T) {
+	p := connected(small(320))
+	c, l := newCluster(t, 16, p, p)
+	require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 200, OutputTokens: 100}, 1)) // no room at the target
+	require.NoError(t, c.SubmitSeparated(Request{ID: 2, PromptTokens: 150, OutputTokens: 5}, 0, 1))
+	c.Run(0.05)
+	require.NoError(t, c.Submit(Request{ID: 3, PromptTokens: 16, OutputTokens: 100}, 0))
+	require.NoError(t, c.Submit(Request{ID: 4, PromptTokens: 200, OutputTokens: 5}, 0))
+	c.Run(0.1)
+	assert.Equal(t, 1, c.State(0).Waiting)
+	now := c.Now()
+	assert.True(t, c.Cancel(2))
+	drain(c)
+	assert.Less(t, l.record(t, 4).FirstTokenSeconds, now+0.05)
+	checkEmpty(t, c)
+}
+
+// TestAbandoned: a prefill given up by the source is begun at the target as soon as
+// its first chunk fits, where its whole did not.
+func TestAbandoned(t *testing.T) {
+	p := connected(small(320))
+	target := p
+	target.StepTokens, target.MaxRunning = 64, 16
+	c, l := newCluster(t, 16, p, target)
+	require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 120, OutputTokens: 100}, 1))
+	require.NoError(t, c.SubmitSeparated(Request{ID: 2, PromptTokens: 200, OutputTokens: 5}, 0, 1))
+	c.Run(0.1)
+	require.NoError(t, c.Submit(Request{ID: 3, PromptTokens: 150, OutputTokens: 5}, 0))
+	now := c.Now()
+	drain(c)
+	var kinds []ProgressKind
+	for _, q := range l.progress {
+		if q.ID == 2 && q.Seconds >= now && q.Seconds < now+0.02 {
+			kinds = append(kinds, q.Kind)
+		}
+	}
+	require.GreaterOrEqual(t, len(kinds), 2)
+	assert.Equal(t, []ProgressKind{TransferAbandoned, Started}, kinds[:2])
+	assert.Zero(t, l.record(t, 2).TransferTokens)
+	checkEmpty(t, c)
+}
+
+// TestRunAndSharedTransfer: as TestRunAndTransfer, for a transfer of what the target has
+// computed itself by then, whose copy it gives back.
+func TestRunAndSharedTransfer(t *testing.T) {
+	p := connected(small(41 * 16))
+	c, l := newCluster(t, 16, p, p)
+	require.NoError(t, c.Submit(Request{ID: 1, PromptTokens: 160, OutputTokens: 1, Blocks: chain(1, 10)}, 1))
+	drain(c) // 10 cached, 31 free
+	start := c.Now()
+	require.NoError(t, c.Submit(Request{ID: 2, PromptTokens: 120, OutputTokens: 150}, 1))
+	require.NoError(t, c.SubmitSeparated(Request{ID: 3, PromptTokens: 168, OutputTokens: 1, Blocks: chain(3, 10)}, 0, 1))
+	c.Run(start + 0.05)
+	require.NoError(t, c.Submit(Request{ID: 4, PromptTokens: 168, OutputTokens: 1, Blocks: chain(3, 10)}, 1))
+	ended := false
+	l.told = func(q Progress) {
+		if q.Kind == TransferEnded {
+			ended = true
+			// 41 = 10 + 8 + 11 for the transfer + 10 for the same computed here, and two more. The
+			// stream has taken 3 by now, the last of them one of those cached first.
+			assert.Equal(t, 144, c.CachedTokens(1, 161, chain(1, 10)))
+		}
+	}
+	drain(c)
+	assert.True(t, ended)
 	checkEmpty(t, c)
 }
 

@@ -522,7 +522,7 @@ func (in *instance) runLength() int {
 		return 1
 	}
 	full := len(in.batch) >= in.profile.MaxRunning
-	if !full && (len(in.ready) > 0 || len(in.queue) > 0 && !in.blocked) {
+	if !full && len(in.queue) > 0 && !in.blocked {
 		return 1
 	}
 	steps := math.MaxInt
