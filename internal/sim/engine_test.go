@@ -592,6 +592,7 @@ func TestTimedEvents(t *testing.T) {
 	assert.Equal(t, 1.0, c.Now())
 	drain(c)
 	assert.Equal(t, []int{1, 2, 3, 0, 4, 5}, order)
+	c.Feed(func() (Request, bool) { return Request{ArrivalSeconds: math.Inf(1)}, true })
 	assert.False(t, c.Step())
 }
 

@@ -20,7 +20,7 @@ func (p phase) counts() bool { return p != elsewhere && p != kept }
 // request is a request on one instance. A separated one is two of them: the job
 // on the source, and its owner on the target.
 type request struct {
-	Record           // the owner's; of a job only Request and Preemptions matter
+	Record           // of a job only Request is used
 	sequence  uint64 // of its submission
 	phase     phase
 	remote    bool // its KV comes from job.at, once there are blocks for it

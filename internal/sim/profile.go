@@ -8,7 +8,7 @@ import (
 // Profile is one serving instance in numbers: the hardware, the model on it and
 // the settings of its server. Every time is in seconds, every size in tokens or
 // bytes. H20 is the profile that the published measurements belong to; another
-// is made by changing fields of it. Config checks every field.
+// is made by changing fields of it. New checks every field.
 //
 // Sources in the comments: [M] is the report on unified routing, [V2] the one on
 // elastic migration, [P] what the same groups published beside them; docs/engine.md
@@ -175,9 +175,9 @@ func (p *Profile) stepSeconds(k int, context float64) float64 {
 	return s
 }
 
-// Bounds that keep sums of tokens in an int and every time finite.
+// Bounds that keep every time finite, and the tokens of a request in an int of 32 bits.
 const (
-	maxTokens  = 1 << 40
+	maxTokens  = 1 << 28
 	maxSeconds = 1e9
 	maxBytes   = 1e18
 )
