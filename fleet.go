@@ -7,10 +7,10 @@ import "fmt"
 type fleet struct {
 	available int  // instances that are not unavailable
 	fresh     bool // some available instance is fresh
-	// roomNow and roomEmpty tell, for stale [0] and fresh [1] available
-	// instances apart, whether the request fits one of them now, or at least
-	// one of them were it empty.
-	roomNow, roomEmpty [2]bool
+	// roomNow and roomEmpty count, for stale [0] and fresh [1] available
+	// instances apart, those that the request fits now, and those that it would
+	// fit only were they empty.
+	roomNow, roomEmpty [2]int
 	// The two best prefill rates among the available give the best among the
 	// others of each; where two are equal the second is as good as the first.
 	fastest                   int
@@ -79,9 +79,9 @@ func (q *pricer) inspect() error {
 		freshness := q.freshness(i)
 		f.fresh = f.fresh || freshness == 1
 		if q.request.fitsNow(i) {
-			f.roomNow[freshness] = true
+			f.roomNow[freshness]++
 		} else if q.request.fitsEmpty(i) {
-			f.roomEmpty[freshness] = true
+			f.roomEmpty[freshness]++
 		}
 	}
 	return nil

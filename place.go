@@ -22,9 +22,9 @@ func (q *pricer) candidateTier() (Tier, Reason) {
 	switch class := f.considered(); {
 	case f.available == 0:
 		return 0, NoAvailableInstance
-	case f.roomNow[class]:
+	case f.roomNow[class] > 0:
 		return FitsNow, 0
-	case f.roomEmpty[class]:
+	case f.roomEmpty[class] > 0:
 		return FitsEmpty, 0
 	}
 	return 0, NoFeasibleInstance
@@ -59,9 +59,10 @@ func (q *pricer) choose(home string) (choice, error) {
 		return c, nil
 	}
 	class := q.fleet.considered()
+	all := q.fleet.roomNow[class] == len(q.instances)
 	for at := range q.instances {
 		i := &q.instances[at]
-		if !q.candidate(i, class, c.tier) {
+		if !all && !q.candidate(i, class, c.tier) {
 			continue
 		}
 		score, err := q.score(at)

@@ -143,14 +143,14 @@ func (r *Request) validate() error {
 }
 
 // ordinary tells, by few comparisons, that every number of i lies well within
-// its bounds; validate is for the rest. As bits, positive floats are in order,
-// and negative numbers, NaN and infinities lie above them all.
+// its bounds; validate is for the rest. The bits of a negative number have the
+// topmost set, and NaN or an infinity makes a sum that no bound holds.
 func (i *Instance) ordinary() bool {
 	tokens := i.PendingPrefillTokens | i.OngoingTokens | i.CachedTokens | i.KVCapacityTokens | i.KVUsedTokens
-	return i.ID != "" && uint64(i.Requests|i.ActiveDecodes) < 1<<29 && uint64(tokens) < 1<<49 &&
-		math.Float64bits(i.WaitSeconds) <= bitsOfLargeTime && math.Float64bits(i.UptimeSeconds) <= bitsOfLargeTime &&
-		math.Float64bits(i.MetricsAgeSeconds) <= bitsOfLargeTime && math.Float64bits(i.PrefillRate) <= bitsOfLargeRate &&
-		math.Float64bits(i.DecodeRate) <= bitsOfLargeRate && math.Float64bits(i.Bandwidth) <= bitsOfLargeRate
+	signs := math.Float64bits(i.WaitSeconds) | math.Float64bits(i.UptimeSeconds) | math.Float64bits(i.MetricsAgeSeconds) |
+		math.Float64bits(i.PrefillRate) | math.Float64bits(i.DecodeRate) | math.Float64bits(i.Bandwidth)
+	return i.ID != "" && uint64(tokens) <= maxTokens/2 && uint64(i.Requests|i.ActiveDecodes) <= maxCount/2 && signs>>63 == 0 &&
+		i.WaitSeconds+i.UptimeSeconds+i.MetricsAgeSeconds <= maxSeconds && i.PrefillRate+i.DecodeRate+i.Bandwidth <= maxRate
 }
 
 func (i *Instance) validate(at int) error {
