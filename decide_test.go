@@ -18,25 +18,31 @@ func plainPresets() (names []string) {
 	return names
 }
 
-// agree draws situations of the shape and compares Decide with the oracle.
-func agree(t *testing.T, sh shape) {
+// agree compares Decide with the oracle on drawn situations, several in each
+// run as some bounds are met rarely.
+func agree(t *testing.T, draw func(*rapid.T) situation) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := drawSituation(t, sh)
-		d, err := s.policy.Decide(s.snapshot)
-		require.NoError(t, err)
-		newOracle(s).check(t, d)
+		for range 5 {
+			s := draw(t)
+			d, err := s.policy.Decide(s.snapshot)
+			require.NoError(t, err)
+			newOracle(s).check(t, d)
+		}
 	})
 }
 
 func TestDecideAgreesWithOracle(t *testing.T) {
 	hazard := []string{"hazard_aware"}
 	separation := []string{"unified_v2_strict", "unified_v2_relaxed"}
-	t.Run("placement", func(t *testing.T) { agree(t, shape{presets: plainPresets(), noHazard: true, extreme: true}) })
-	t.Run("placement as preset", func(t *testing.T) {
-		agree(t, shape{presets: plainPresets(), noHazard: true, placing: true, untouched: true})
-	})
-	t.Run("separation", func(t *testing.T) { agree(t, shape{presets: separation, noHazard: true, placing: true, extreme: true}) })
-	t.Run("hazard placement", func(t *testing.T) { agree(t, shape{presets: hazard, placing: true}) })
-	t.Run("migration", func(t *testing.T) { agree(t, shape{presets: hazard, running: true}) })
-	t.Run("anything", func(t *testing.T) { agree(t, shape{}) })
+	for name, sh := range map[string]shape{
+		"placement":           {presets: plainPresets(), noHazard: true, extreme: true},
+		"placement by preset": {presets: plainPresets(), noHazard: true, placing: true, untouched: true},
+		"separation":          {presets: separation, noHazard: true, placing: true, extreme: true},
+		"hazard":              {presets: hazard, placing: true},
+		"migration":           {presets: hazard, running: true},
+		"anything":            {},
+	} {
+		t.Run(name, func(t *testing.T) { agree(t, func(t *rapid.T) situation { return drawSituation(t, sh) }) })
+	}
+	t.Run("hand-off", func(t *testing.T) { agree(t, drawHop) })
 }

@@ -158,8 +158,11 @@ func drawInstance(t *rapid.T, id string, r *kvpolicy.Request, extreme bool) kvpo
 		Unavailable:          oneIn(t, 8, "unavailable"),
 		MetricsAgeSeconds:    rapid.SampledFrom([]float64{0, 0, 4, 5, 6, 60}).Draw(t, "metrics age"),
 	}
+	if oneIn(t, 8, "slow prefill") { // not much faster, or slower, than decoding
+		i.PrefillRate = rapid.SampledFrom([]float64{20, 39, 45, 60}).Draw(t, "slow prefill rate")
+	}
 	i.CachedTokens = rapid.OneOf(
-		rapid.SampledFrom([]int64{0, r.ContextTokens, min(r.ContextTokens+1, 1e15), max(0, r.ContextTokens-8000), max(0, r.ContextTokens-1)}),
+		rapid.SampledFrom([]int64{0, 4000, 8000, r.ContextTokens, min(r.ContextTokens+1, 1e15), max(0, r.ContextTokens-8000), max(0, r.ContextTokens-1)}),
 		rapid.Just(drawTokens(t, extreme, "cached")),
 	).Draw(t, "cached kind")
 	uncached := max(0, r.ContextTokens-i.CachedTokens)
@@ -339,5 +342,35 @@ func drawSituation(t *rapid.T, sh shape) situation {
 // permuted is the snapshot with its instances in another order.
 func permuted(t *rapid.T, s kvpolicy.Snapshot) kvpolicy.Snapshot {
 	s.Instances = rapid.Permutation(s.Instances).Draw(t, "order")
+	return s
+}
+
+// drawHop draws what an overlapped hand-off takes long over: a long context on
+// a few slow nodes that are the likelier to stay the longer they have been up,
+// and behind a slow link.
+func drawHop(t *rapid.T) situation {
+	s := situation{policy: kvpolicy.HazardAware(), survival: map[string]survival{}}
+	p := &s.policy
+	p.Transfer.Bandwidth = rapid.SampledFrom([]float64{1.25e7, 4e7, 1.25e9}).Draw(t, "link")
+	p.Hazard.StallPenaltySeconds = rapid.SampledFrom([]float64{2, 30, 200, 1000}).Draw(t, "stall penalty")
+	p.Hazard.Cells = rapid.SampledFrom([]int{16, 0}).Draw(t, "cells")
+	p.Migration.OverlapRounds = rapid.SampledFrom([]int{4, 0, 1, 8, 64}).Draw(t, "rounds")
+	p.Migration.HysteresisSeconds = rapid.SampledFrom([]float64{2, 0, 20}).Draw(t, "hysteresis")
+	p.Migration.MaxSlowdownSeconds = rapid.SampledFrom([]float64{0, 1e6, 1e6}).Draw(t, "max slowdown")
+	s.snapshot.Request = kvpolicy.Request{ID: "hop", RunningOn: "i0",
+		ContextTokens:   rapid.SampledFrom([]int64{4500, 100, 16000}).Draw(t, "context"),
+		RemainingTokens: rapid.SampledFrom([]int64{2000, 400, 8000}).Draw(t, "remaining")}
+	for k := range rapid.IntRange(2, 3).Draw(t, "nodes") {
+		id := fmt.Sprintf("i%d", k)
+		shape := rapid.SampledFrom([]float64{0.3, 0.6, 1, 3}).Draw(t, "shape")
+		scale := rapid.SampledFrom([]float64{60, 600, 1200}).Draw(t, "scale")
+		s.survival[id] = weibullSurvival(shape, scale)
+		s.snapshot.Instances = append(s.snapshot.Instances, kvpolicy.Instance{
+			ID: id, CurveName: id, Curve: distuv.Weibull{K: shape, Lambda: scale},
+			PrefillRate:   rapid.SampledFrom([]float64{250, 50, 1000}).Draw(t, "prefill rate"),
+			DecodeRate:    rapid.SampledFrom([]float64{12, 40}).Draw(t, "decode rate"),
+			UptimeSeconds: rapid.SampledFrom([]float64{0, 1, 5, 20, 120, 600, 1800}).Draw(t, "uptime"),
+		})
+	}
 	return s
 }

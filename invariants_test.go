@@ -180,7 +180,10 @@ func TestRaisingThresholdsNeverTriggers(t *testing.T) {
 
 func TestRaisingHysteresisNeverMigrates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := drawSituation(t, shape{presets: []string{"hazard_aware"}, running: true})
+		s := drawHop(t)
+		if rapid.Bool().Draw(t, "any") {
+			s = drawSituation(t, shape{presets: []string{"hazard_aware"}, running: true})
+		}
 		s.policy.Migration.MaxSlowdownSeconds = rapid.SampledFrom([]float64{0.5, 5, 100}).Draw(t, "slowdown")
 		stays := false
 		for _, h := range []float64{0, 1e-9, 0.1, 1, 2, 10, 100, 1e12} {
@@ -229,10 +232,13 @@ func TestCostsAreFiniteAndNotNegative(t *testing.T) {
 
 func TestNoBounceAfterMigrate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := drawSituation(t, shape{presets: []string{"hazard_aware"}, running: true})
-		s.policy.Migration.MaxHops = 1e6
-		s.snapshot.Request.Hops = 0
-		s.policy.Migration.MaxSlowdownSeconds = rapid.SampledFrom([]float64{0, 1e6}).Draw(t, "slowdown")
+		s := drawHop(t)
+		if rapid.Bool().Draw(t, "any") {
+			s = drawSituation(t, shape{presets: []string{"hazard_aware"}, running: true})
+			s.policy.Migration.MaxHops = 1e6
+			s.snapshot.Request.Hops = 0
+			s.policy.Migration.MaxSlowdownSeconds = rapid.SampledFrom([]float64{0, 1e6}).Draw(t, "slowdown")
+		}
 		source := s.snapshot.Request.RunningOn
 		d := decide(t, s.policy, s.snapshot)
 		if d.Action != kvpolicy.Migrate {

@@ -135,7 +135,8 @@ func oracleLoss(s survival, age, from, to float64, cells int, u exposure) float6
 		if slope != 0 {
 			const pieces = 32
 			for p := range pieces {
-				lo, hi := a+(b-a)*float64(p)/pieces, a+(b-a)*float64(p+1)/pieces
+				// Finer towards a, where a new node may fail at once.
+				lo, hi := a+(b-a)*math.Pow(float64(p)/pieces, 6), a+(b-a)*math.Pow(float64(p+1)/pieces, 6)
 				loss += slope * quad.Fixed(func(t float64) float64 { return s.drop(age, t, b) }, lo, hi, 16, quad.Legendre{}, 0)
 			}
 		}

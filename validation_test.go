@@ -2,10 +2,12 @@ package kvpolicy_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/stretchr/testify/require"
+	"gonum.org/v1/gonum/stat/distuv"
 )
 
 // everything is a policy with all its parts on, and a snapshot of a new request
@@ -198,6 +200,24 @@ func TestBadNumbersAreNamed(t *testing.T) {
 		refuse(t, "instances[1].id", func(_ policy, s *kvpolicy.Snapshot) {
 			s.Instances[0].Unavailable = true
 			s.Instances[1].ID = "a"
+		})
+	})
+	t.Run("curves", func(t *testing.T) {
+		for path, curve := range map[string]kvpolicy.Curve{
+			"curves[spot].rate":  distuv.Exponential{Rate: nan},
+			"curves[spot].shape": distuv.Weibull{K: 1001, Lambda: 1},
+			"curves[spot].scale": distuv.Weibull{K: 1, Lambda: -1},
+		} {
+			refuse(t, path, func(_ policy, s *kvpolicy.Snapshot) {
+				s.Instances[1].Curve, s.Instances[1].CurveName = curve, "spot"
+			})
+			unnamed := strings.Replace(path, "curves[spot]", "instances[1].curve", 1)
+			refuse(t, unnamed, func(_ policy, s *kvpolicy.Snapshot) { s.Instances[1].Curve = curve })
+		}
+		refuse(t, "instances[1].curve", func(_ policy, s *kvpolicy.Snapshot) { s.Instances[1].Curve = (*kvpolicy.KaplanMeier)(nil) })
+		refuse(t, "instances[1].decode_rate", func(p policy, s *kvpolicy.Snapshot) { // it is in U, where it divides nothing
+			p.Migration.Enabled, p.Cost.CountDecode = false, false
+			s.Instances[1].Curve, s.Instances[1].DecodeRate = distuv.Exponential{Rate: 1}, 1e300
 		})
 	})
 	t.Run("rates that a formula lacks", func(t *testing.T) {
