@@ -106,11 +106,50 @@ func TestExplainAgreesWithOracle(t *testing.T) {
 			default:
 				require.Contains(t, orderReasons(o.all[target], want, o.all[target].score, want.score), c.Reason)
 			}
-			if c.Separation.Reason != 0 && c.Separation.CostMigrate != 0 && d.Separation.CostMigrate != 0 {
-				require.GreaterOrEqual(t, c.Separation.CostMigrate, d.Separation.CostMigrate, "the source is the cheapest")
-			}
+			o.checkSource(t, target, i, c.Separation)
 		}
 	})
+}
+
+// checkSource checks what Explain says of instance i as a source for the target.
+func (o *oracle) checkSource(t require.TestingT, target, i int, got kvpolicy.Separation) {
+	g := o.policy.Separation
+	if !g.Enabled || target < 0 || i == target {
+		require.Zero(t, got)
+		return
+	}
+	chosen, c := o.all[target], o.all[i]
+	local := o.interference(chosen.uncached, chosen.ActiveDecodes)
+	remote := o.transfer(chosen.uncached, i, target) + o.interference(c.uncached, c.ActiveDecodes)
+	reasons := []kvpolicy.Reason{kvpolicy.CostBenefitNotEnoughMargin}
+	switch {
+	case c.tier == kvpolicy.Down:
+		reasons = []kvpolicy.Reason{kvpolicy.InstanceUnavailable}
+	case c.tier == kvpolicy.Stale:
+		reasons = []kvpolicy.Reason{kvpolicy.MetricsStale}
+	case !o.fits(i, c.uncached):
+		reasons = []kvpolicy.Reason{kvpolicy.NoRoomNow}
+	case chosen.uncached < g.MinNewTokens:
+		reasons = []kvpolicy.Reason{kvpolicy.NewLocalBelowThreshold}
+	case chosen.ActiveDecodes < g.MinActiveDecodes:
+		reasons = []kvpolicy.Reason{kvpolicy.ChosenNoActiveDecode}
+	case c.cached < g.MinSourceCacheTokens:
+		reasons = []kvpolicy.Reason{kvpolicy.SourceCacheBelowThreshold}
+	case c.cached-chosen.cached < g.MinExtraCacheTokens:
+		reasons = []kvpolicy.Reason{kvpolicy.SourceNotMeaningfullyMoreCache}
+	case near(remote, local-g.MarginSeconds):
+		reasons = append(reasons, kvpolicy.Triggered)
+	case remote < local-g.MarginSeconds:
+		reasons = []kvpolicy.Reason{kvpolicy.Triggered}
+	}
+	require.Contains(t, reasons, got.Reason)
+	require.Equal(t, chosen.uncached, got.NewLocal)
+	if got.Reason == kvpolicy.Triggered || got.Reason == kvpolicy.CostBenefitNotEnoughMargin {
+		require.Equal(t, c.ID, got.Source)
+		require.Equal(t, c.uncached, got.NewSource)
+		require.True(t, near(local, got.CostLocal))
+		require.True(t, near(remote, got.CostMigrate))
+	}
 }
 
 // TestExplainMigration checks the explanation of a running request.

@@ -339,12 +339,6 @@ func drawSituation(t *rapid.T, sh shape) situation {
 	return s
 }
 
-// permuted is the snapshot with its instances in another order.
-func permuted(t *rapid.T, s kvpolicy.Snapshot) kvpolicy.Snapshot {
-	s.Instances = rapid.Permutation(s.Instances).Draw(t, "order")
-	return s
-}
-
 // drawHop draws what an overlapped hand-off takes long over: a long context on
 // a few slow nodes that are the likelier to stay the longer they have been up,
 // and behind a slow link.

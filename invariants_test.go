@@ -195,8 +195,8 @@ func TestRaisingHysteresisNeverMigrates(t *testing.T) {
 	})
 }
 
-// finite collects what is not finite in a JSON tree's numbers, which NaN and
-// Inf could not even enter, by way of the decision's own fields.
+// requireFinite checks that no value is NaN or infinite, nor below 0 unless
+// negative is allowed.
 func requireFinite(t require.TestingT, negative bool, values ...float64) {
 	for _, x := range values {
 		require.False(t, math.IsNaN(x) || math.IsInf(x, 0), "%v", values)
@@ -204,6 +204,7 @@ func requireFinite(t require.TestingT, negative bool, values ...float64) {
 	}
 }
 
+// requireSound checks every number of a decision, and that it has a JSON form.
 func requireSound(t require.TestingT, d kvpolicy.Decision) {
 	b, v := d.Cost, d.Separation
 	requireFinite(t, false, b.Contention, b.Queue, b.Prefill, b.Interference, b.Decode, b.Loss, b.Total(), d.Score, v.CostLocal, v.CostMigrate)

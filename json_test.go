@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/stretchr/testify/require"
+	"gonum.org/v1/gonum/stat/distuv"
 	"pgregory.net/rapid"
 )
 
@@ -52,6 +53,29 @@ func TestSnapshotJSONRoundTrip(t *testing.T) {
 		}
 		require.Equal(t, decide(t, s.policy, s.snapshot), decide(t, s.policy, back))
 	})
+}
+
+// TestSnapshotJSONNamesCurves writes curves that have no name, one name for two
+// curves, and two for one.
+func TestSnapshotJSONNamesCurves(t *testing.T) {
+	slow, fast := distuv.Exponential{Rate: 0.001}, distuv.Weibull{K: 2, Lambda: 50}
+	s := equalFleet(6)
+	for k, named := range []struct {
+		name  string
+		curve kvpolicy.Curve
+	}{{"", slow}, {"c0", fast}, {"spot", slow}, {"spot", fast}, {"", &fast}, {"unused", nil}} {
+		s.Instances[k].CurveName, s.Instances[k].Curve = named.name, named.curve
+	}
+	var back kvpolicy.Snapshot
+	roundTrip(t, s, &back)
+	for k, i := range s.Instances {
+		if i.Curve == nil {
+			require.Nil(t, back.Instances[k].Curve)
+			continue
+		}
+		require.Equal(t, i.Curve.Survival(20), back.Instances[k].Curve.Survival(20), k)
+	}
+	require.Equal(t, decide(t, kvpolicy.HazardAware(), s), decide(t, kvpolicy.HazardAware(), back))
 }
 
 func TestDecisionJSONRoundTrip(t *testing.T) {

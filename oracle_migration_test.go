@@ -158,10 +158,7 @@ func (o *oracle) checkRunning(t require.TestingT, d kvpolicy.Decision, source in
 }
 
 func (o *oracle) checkMove(t require.TestingT, want move, got kvpolicy.Move) {
-	relative := 1e-9
-	if o.policy.Hazard.Cells == 0 {
-		relative = 1e-7 // the oracle's own quadrature
-	}
+	relative := o.lossTolerance()
 	if !want.tied {
 		require.Equal(t, want.method, got.Method)
 	}

@@ -301,7 +301,7 @@ func (o *oracle) checkPlacement(t require.TestingT, d kvpolicy.Decision) {
 		require.Contains(t, others, second, "the runner-up is a candidate")
 		require.True(t, o.isBest(second, others, score), "the runner-up is the best of the others")
 		margin := o.all[second].score - o.all[target].score
-		require.InDelta(t, margin, d.Margin, 1e-9*(o.all[second].score+o.all[target].score)+1e-12)
+		require.InDelta(t, margin, d.Margin, o.lossTolerance()*(o.all[second].score+o.all[target].score)+1e-12)
 	}
 
 	require.Equal(t, kvpolicy.Move{}, d.Candidate)
@@ -316,11 +316,16 @@ func (o *oracle) checkPlacement(t require.TestingT, d kvpolicy.Decision) {
 	o.checkSeparation(t, d, target)
 }
 
-func (o *oracle) checkCost(t require.TestingT, d kvpolicy.Decision, c priced) {
-	loss := 1e-9
-	if o.policy.Hazard.Cells == 0 {
-		loss = 1e-7 // the oracle's own quadrature
+// lossTolerance is the relative accuracy that the oracle's losses have.
+func (o *oracle) lossTolerance() float64 {
+	if o.policy.Hazard.Enabled && o.policy.Hazard.Cells == 0 {
+		return 1e-7 // its own quadrature
 	}
+	return 1e-9
+}
+
+func (o *oracle) checkCost(t require.TestingT, d kvpolicy.Decision, c priced) {
+	loss := o.lossTolerance()
 	terms := []struct {
 		name         string
 		want, got, e float64
