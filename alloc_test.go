@@ -94,3 +94,20 @@ func TestDecideAllocatesNothing(t *testing.T) {
 		require.Zero(t, testing.AllocsPerRun(3, func() { _, _ = kvpolicy.UnifiedV2Relaxed().Explain(dst, s) }))
 	})
 }
+
+// The path of a curve, for an error, is not built where there is none.
+func TestDecideAllocatesNothingWithCurves(t *testing.T) {
+	for _, cells := range []int{0, 16} {
+		for _, rounds := range []int{0, 4} {
+			p, s := kvpolicy.HazardAware(), withCurves(t, workingFleet(64))
+			p.Hazard.Cells, p.Migration.OverlapRounds = cells, rounds
+			allocatesNothing(t, p, s)
+			s.Request.RunningOn, s.Request.RemainingTokens = "inst-0", 4000
+			s.Instances[0].Curve = distuv.Exponential{Rate: 0.5}
+			d, err := p.Decide(s)
+			require.NoError(t, err)
+			require.Equal(t, kvpolicy.Migrate, d.Action)
+			allocatesNothing(t, p, s)
+		}
+	}
+}

@@ -52,7 +52,8 @@ const (
 
 	// SourceLost: the instance that ran the request is gone or unavailable.
 	SourceLost // source_lost
-	// RiskRemoved: the move removes more expected loss than it costs.
+	// RiskRemoved: the move removes more expected loss than it costs; of a
+	// candidate, why the request leaves the instance that runs it.
 	RiskRemoved // risk_removed
 	// MigrationDisabled: the policy has no migration.
 	MigrationDisabled // migration_disabled
@@ -110,11 +111,9 @@ const (
 	// TieHash: equal in all of these; the hash of policy seed, request and
 	// instance fell for another.
 	TieHash // tie_hash
-	// HomeKept: the candidate would have been the best, but the session's home
-	// passed the affinity gates.
+	// HomeKept: the candidate is the best, but the session's home passed the
+	// affinity gates.
 	HomeKept // home_kept
-	// StaysOnSource: the candidate is where the request runs and remains.
-	StaysOnSource // stays_on_source
 	// LowerGain: another destination's risk gain less slowdown is greater.
 	LowerGain // lower_gain
 

@@ -1,6 +1,10 @@
 package kvpolicy
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
 
 // breakdownJSON is the JSON form of a Breakdown.
 type breakdownJSON struct {
@@ -21,9 +25,20 @@ func (b Breakdown) MarshalJSON() ([]byte, error) {
 // UnmarshalJSON reads the terms; the total is left aside.
 func (b *Breakdown) UnmarshalJSON(data []byte) error {
 	var in breakdownJSON
-	err := json.Unmarshal(data, &in)
+	if err := json.Unmarshal(data, &in); err != nil {
+		return unreadable("cost", err)
+	}
 	*b = Breakdown{in.Contention, in.Queue, in.Prefill, in.Interference, in.Decode, in.Loss}
-	return err
+	return nil
+}
+
+// unreadable makes a FieldError of what encoding/json says; one that is a
+// FieldError already stays as it is.
+func unreadable(path string, err error) error {
+	if errors.Is(err, ErrInvalid) {
+		return err
+	}
+	return &FieldError{Path: path, Want: fmt.Sprintf("be as it was written (%v)", err)}
 }
 
 // moveJSON is the JSON form of a Move.
@@ -102,7 +117,7 @@ func (d Decision) MarshalJSON() ([]byte, error) {
 func (d *Decision) UnmarshalJSON(data []byte) error {
 	var in decisionJSON
 	if err := json.Unmarshal(data, &in); err != nil {
-		return err
+		return unreadable("decision", err)
 	}
 	read := Decision{Action: in.Action, Target: in.Target, Reason: in.Reason, RunnerUp: in.RunnerUp,
 		PrefillOn: in.PrefillOn}

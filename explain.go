@@ -89,10 +89,10 @@ func (q *pricer) passedOver(c *choice, tier Tier, s *standing) Reason {
 		return NoRoomNow
 	case s.at == c.target.at:
 		return Taken
-	case c.order.before(s, &c.target):
+	case s.at == c.best.at:
 		return HomeKept
 	}
-	return lostBy(&c.target, s)
+	return lostBy(&c.best, s)
 }
 
 // sourceFor is one instance's part in the PD-separation funnel: why it cannot
@@ -141,6 +141,8 @@ func (q *pricer) explainMigration(dst []Candidate, at int) ([]Candidate, error) 
 		switch {
 		case i.ID == decision.Target:
 			e.Reason = Taken
+		case to == at:
+			e.Reason = RiskRemoved
 		case guard == 0 && e.Reason == RiskRemoved:
 			e.Reason = LowerGain
 		}

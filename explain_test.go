@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/stretchr/testify/require"
+	"gonum.org/v1/gonum/stat/distuv"
 	"pgregory.net/rapid"
 )
 
@@ -83,6 +84,13 @@ func TestExplainAgreesWithOracle(t *testing.T) {
 		checkExplained(t, s.snapshot, d, all)
 		o := newOracle(s)
 		target := o.find(d.Target)
+		best := target // what the others are told that they lost to
+		for i, c := range all {
+			if c.Reason == kvpolicy.HomeKept {
+				require.Equal(t, target, best, "one candidate is the best")
+				best = i
+			}
+		}
 		for i, c := range all {
 			want := o.all[i]
 			require.Equal(t, want.tier, c.Tier)
@@ -102,9 +110,10 @@ func TestExplainAgreesWithOracle(t *testing.T) {
 				require.Equal(t, kvpolicy.InstanceUnavailable, c.Reason)
 			case c.Reason == kvpolicy.HomeKept:
 				require.Equal(t, kvpolicy.AffinityKept, d.Reason)
+				require.Equal(t, d.RunnerUp, c.Instance)
 				require.LessOrEqual(t, compare(want, o.all[target], want.score, o.all[target].score), 0, "it stands before the home")
 			default:
-				require.Contains(t, orderReasons(o.all[target], want, o.all[target].score, want.score), c.Reason)
+				require.Contains(t, orderReasons(o.all[best], want, o.all[best].score, want.score), c.Reason)
 			}
 			o.checkSource(t, target, i, c.Separation)
 		}
@@ -193,4 +202,37 @@ func TestExplainAppends(t *testing.T) {
 	unchanged, err := kvpolicy.Unified().Explain(first, s)
 	require.ErrorIs(t, err, kvpolicy.ErrInvalid)
 	require.Equal(t, first, unchanged)
+}
+
+// The source of a request that leaves is left because of its risk.
+func TestExplainSaysWhyTheSourceIsLeft(t *testing.T) {
+	s := kvpolicy.Snapshot{
+		Request: kvpolicy.Request{ContextTokens: 1000, RemainingTokens: 4000, RunningOn: "a"},
+		Instances: []kvpolicy.Instance{
+			{ID: "a", DecodeRate: 40, Curve: distuv.Exponential{Rate: 0.5}},
+			{ID: "b", DecodeRate: 40},
+		},
+	}
+	p := kvpolicy.HazardAware()
+	p.Hazard.StallPenaltySeconds = 100
+	d, err := p.Decide(s)
+	require.NoError(t, err)
+	require.Equal(t, kvpolicy.Migrate, d.Action)
+	explained, err := p.Explain(nil, s)
+	require.NoError(t, err)
+	require.Equal(t, kvpolicy.RiskRemoved, explained[0].Reason)
+	require.Equal(t, kvpolicy.Taken, explained[1].Reason)
+}
+
+// Only the best is passed over for the home; the others lose to the best.
+func TestExplainSaysHomeKeptOfTheBest(t *testing.T) {
+	s := kvpolicy.Snapshot{
+		Request:   kvpolicy.Request{ContextTokens: 7000, Affinity: "home"},
+		Instances: []kvpolicy.Instance{{ID: "best"}, {ID: "second", Requests: 1}, {ID: "home", Requests: 2}},
+	}
+	explained, err := kvpolicy.Unified().Explain(nil, s)
+	require.NoError(t, err)
+	require.Equal(t, kvpolicy.Taken, explained[2].Reason)
+	require.Equal(t, kvpolicy.HomeKept, explained[0].Reason)
+	require.NotEqual(t, kvpolicy.HomeKept, explained[1].Reason)
 }

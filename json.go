@@ -187,6 +187,9 @@ func parseNumber(data []byte) (x float64, want string) {
 	if err != nil || math.IsInf(x, 0) {
 		return 0, "be a finite number"
 	}
+	if mantissa, _, _ := bytes.Cut(bytes.ToLower(data), []byte("e")); x == 0 && bytes.ContainsAny(mantissa, "123456789") {
+		return 0, "be 0 or a number that a float64 holds"
+	}
 	return x, ""
 }
 

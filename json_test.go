@@ -292,3 +292,29 @@ func TestPresentIsMeant(t *testing.T) {
 	require.Equal(t, kvpolicy.Sticky(), read(`{"preset":"sticky","affinity":{}}`))
 	require.Equal(t, uint64(1<<64-1), read(`{"seed":18446744073709551615}`).Seed)
 }
+
+// A count that is not whole is not taken for the whole number that it rounds to.
+func TestCountsThatRoundAreRefused(t *testing.T) {
+	for _, count := range []string{"1e-400", "1.00000000000000000001", "0.99999999999999999999"} {
+		var s kvpolicy.Snapshot
+		require.ErrorIs(t, s.UnmarshalJSON([]byte(`{"request":{"context_tokens":`+count+`}}`)), kvpolicy.ErrInvalid, count)
+	}
+}
+
+// A number too small for a float64 is not taken for 0, which for a rate stands
+// for the policy's.
+func TestRatesThatUnderflowAreRefused(t *testing.T) {
+	var s kvpolicy.Snapshot
+	err := s.UnmarshalJSON([]byte(`{"instances":[{"id":"a","prefill_rate":1e-400}]}`))
+	if err == nil {
+		_, err = kvpolicy.Decide(s)
+	}
+	require.ErrorIs(t, err, kvpolicy.ErrInvalid)
+}
+
+func TestDecisionJSONErrorsAreErrInvalid(t *testing.T) {
+	for _, text := range []string{`{"action":7}`, `{"action":"fly"}`, `{"cost":[]}`, `[]`, `{"score":"1"}`, `{`} {
+		var d kvpolicy.Decision
+		require.ErrorIs(t, d.UnmarshalJSON([]byte(text)), kvpolicy.ErrInvalid, text)
+	}
+}

@@ -56,16 +56,16 @@ func (o *order) hash(s *standing) uint64 {
 	return s.hash
 }
 
-// lostBy is why a candidate was not taken that stands behind the one that was.
-func lostBy(taken, other *standing) Reason {
+// lostBy is by what a candidate stands behind the best.
+func lostBy(best, other *standing) Reason {
 	switch {
-	case taken.score != other.score:
+	case best.score != other.score:
 		return HigherScore
-	case taken.uncached != other.uncached:
+	case best.uncached != other.uncached:
 		return MoreNewTokens
-	case taken.requests != other.requests:
+	case best.requests != other.requests:
 		return MoreRequests
-	case taken.ongoing != other.ongoing:
+	case best.ongoing != other.ongoing:
 		return MoreOngoingTokens
 	}
 	return TieHash

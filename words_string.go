@@ -64,13 +64,12 @@ func _() {
 	_ = x[MoreOngoingTokens-31]
 	_ = x[TieHash-32]
 	_ = x[HomeKept-33]
-	_ = x[StaysOnSource-34]
-	_ = x[LowerGain-35]
+	_ = x[LowerGain-34]
 }
 
-const _Reason_name = "no_affinityaffinity_keptaffinity_overloadedaffinity_too_costlyaffinity_unavailableno_available_instanceno_feasible_instancesource_lostrisk_removedmigration_disabledmax_hopsmin_remainingno_destinationrisk_gain_below_hysteresisdestination_slowerwould_returnnew_local_below_thresholdchosen_no_active_decodesrc_cache_below_thresholdsrc_not_meaningfully_more_cachecost_benefit_not_enough_margintriggeredtakeninstance_unavailablemetrics_staleno_room_nownever_fitshigher_scoremore_new_tokensmore_requestsmore_ongoing_tokenstie_hashhome_keptstays_on_sourcelower_gain"
+const _Reason_name = "no_affinityaffinity_keptaffinity_overloadedaffinity_too_costlyaffinity_unavailableno_available_instanceno_feasible_instancesource_lostrisk_removedmigration_disabledmax_hopsmin_remainingno_destinationrisk_gain_below_hysteresisdestination_slowerwould_returnnew_local_below_thresholdchosen_no_active_decodesrc_cache_below_thresholdsrc_not_meaningfully_more_cachecost_benefit_not_enough_margintriggeredtakeninstance_unavailablemetrics_staleno_room_nownever_fitshigher_scoremore_new_tokensmore_requestsmore_ongoing_tokenstie_hashhome_keptlower_gain"
 
-var _Reason_index = [...]uint16{0, 11, 24, 43, 62, 82, 103, 123, 134, 146, 164, 172, 185, 199, 225, 243, 255, 280, 303, 328, 359, 389, 398, 403, 423, 436, 447, 457, 469, 484, 497, 516, 524, 533, 548, 558}
+var _Reason_index = [...]uint16{0, 11, 24, 43, 62, 82, 103, 123, 134, 146, 164, 172, 185, 199, 225, 243, 255, 280, 303, 328, 359, 389, 398, 403, 423, 436, 447, 457, 469, 484, 497, 516, 524, 533, 543}
 
 func (i Reason) String() string {
 	idx := int(i) - 1
