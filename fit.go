@@ -62,9 +62,9 @@ func newSample(durations []float64, observed []bool, entered []float64) (*sample
 		}
 	}
 	for _, session := range s.sessions {
-		length := math.Log(session.DurationSeconds / s.longest)
+		length := logarithm(session.DurationSeconds / s.longest)
 		s.logLengths = append(s.logLengths, length)
-		s.logEntries = append(s.logEntries, math.Log(session.EnteredSeconds/s.longest))
+		s.logEntries = append(s.logEntries, logarithm(session.EnteredSeconds/s.longest))
 		s.exposure += (session.DurationSeconds - session.EnteredSeconds) / s.longest
 		if session.Observed {
 			s.events++

@@ -71,8 +71,8 @@ type conditional struct {
 	first int     // steps: how many event times the base has passed,
 	index int     // ... and how many the point asked last
 	tail  float64 // steps: when the tail begins
-	// base is the value of the step at the base (steps), or of the curve there
-	// (plain), or its logarithm (log); points are relative to it.
+	// base is the value of the curve at the base, or its logarithm (log). Points
+	// are relative to it, but for those of steps, whose differences are then exact.
 	base  float64
 	block int32 // steps: the scale of base, see KaplanMeier.block
 
@@ -254,17 +254,12 @@ func (c *conditional) advance(t float64) float64 {
 
 // survival is S(age + offset + t | age + offset).
 func (c *conditional) survival(t float64) float64 {
-	p := c.at(t)
-	s := p.survival()
-	if c.form == formSteps || c.form == formPlain {
-		s /= c.base
-	}
-	return s
+	return c.at(t).survival() / c.norm()
 }
 
 // norm is what turns the drops of this conditional into probabilities.
 func (c *conditional) norm() float64 {
-	if c.form == formSteps || c.form == formPlain {
+	if c.form == formSteps {
 		return c.base
 	}
 	return 1
@@ -286,7 +281,7 @@ func (c *conditional) at(t float64) point {
 	case formLog:
 		return point{1, math.Max(0, c.base-c.logAt(t))}
 	default:
-		return point{math.Min(c.plainAt(t), c.base), 0}
+		return point{math.Min(c.plainAt(t)/c.base, 1), 0}
 	}
 }
 
@@ -343,20 +338,25 @@ func (c *conditional) weibullHazard(t float64) float64 {
 		return powerOfRatio(t, c.scale, c.shape)
 	}
 	z := c.shape * math.Log1p(t/c.start)
+	if math.IsInf(z, 1) { // a quotient beyond a float64
+		z = c.shape * logarithmOfRatio(t, c.start)
+	}
 	switch {
-	case z < 700 && c.hazard >= tinyPower && c.hazard <= hugePower:
+	case z < 4 && c.hazard >= tinyPower && c.hazard <= hugePower:
 		return c.hazard * math.Expm1(z)
-	case z < 700 && c.hazard > hugePower:
+	case z < 4 && c.hazard > hugePower:
 		// The lower power may have overflowed, while its product with a tiny
 		// expm1 has not.
-		return math.Exp(float64(c.shape*(math.Log(c.start)-math.Log(c.scale))) + math.Log(math.Expm1(z)))
+		return math.Exp(float64(c.shape*logarithmOfRatio(c.start, c.scale)) + logarithm(math.Expm1(z)))
 	default:
-		// The lower power may have underflowed, or expm1(z) overflow.
+		// The lower power may have underflowed, and expm1(z) loses as many digits
+		// as z has before the point.
 		return powerOfRatio(c.start+t, c.scale, c.shape) * -math.Expm1(-z)
 	}
 }
 
-const tinyPower, hugePower = 1e-290, 1e290
+// Powers between these are exact to rounding, and far from under- or overflow.
+const tinyPower, hugePower = 1e-290, 1e305
 
 // powerOfRatio is (x/scale)^shape, also where the quotient leaves the range of
 // a float64 and the power does not.
@@ -367,7 +367,24 @@ func powerOfRatio(x, scale, shape float64) float64 {
 	if ratio := x / scale; ratio >= tinyPower && ratio <= hugePower {
 		return math.Pow(ratio, shape)
 	}
-	return math.Exp(shape * (math.Log(x) - math.Log(scale)))
+	return math.Exp(shape * logarithmOfRatio(x, scale))
+}
+
+// logarithmOfRatio is log(x/y), also where the quotient leaves the range.
+func logarithmOfRatio(x, y float64) float64 {
+	if ratio := x / y; ratio >= tinyPower && ratio <= hugePower {
+		return math.Log(ratio)
+	}
+	return logarithm(x) - logarithm(y)
+}
+
+// logarithm is math.Log, but for numbers below the normal ones too, of which
+// math.Log on amd64 (Go 1.26) returns about -709 whatever they are.
+func logarithm(x float64) float64 {
+	if x >= 0x1p-1022 {
+		return math.Log(x)
+	}
+	return math.Log(x*0x1p64) - float64(64*math.Ln2)
 }
 
 // ConditionalSurvival is S(age + t)/S(age), the probability that a node which

@@ -92,8 +92,8 @@ func (u *Exposure) validate() error {
 //
 // The exact value takes O(log n) for a *KaplanMeier and constant time for an
 // exponential, both to rounding; for a Weibull or another curve it is an
-// adaptive quadrature to 1e-10 relative, with a bounded number of evaluations
-// (a curve that jumps at more than some thousand places gets less). Neither
+// adaptive quadrature to 1e-10 relative, or less where a curve jumps at so many
+// places that some 100,000 evaluations do not resolve it. Neither
 // form allocates, and neither is ever negative or more than
 // (S(from|age) - S(to|age)) times the greatest exposure in between.
 //
@@ -119,7 +119,7 @@ func ExpectedLoss(curve Curve, age, from, to float64, cells int, exposure Exposu
 		} else {
 			loss = c.lossInCells(from, to, cells, &exposure)
 		}
-		loss = survival * loss / c.norm()
+		loss = loss / c.norm() * survival // in this order: the first quotient is of the size of the exposure
 	}
 	if err := c.err(); err != nil {
 		return 0, err

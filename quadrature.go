@@ -17,9 +17,6 @@ func (c *conditional) meanExcessByQuadrature(l, h float64) float64 {
 	if unit == 0 {
 		return 0
 	}
-	if d.form == formPlain {
-		unit = 1 // its points are not relative to the base
-	}
 	q := quadrature{c: &d, width: h - l}
 	start := d.at(0)
 	q.end = d.at(q.width)
@@ -27,7 +24,7 @@ func (c *conditional) meanExcessByQuadrature(l, h float64) float64 {
 	q.noise = drop * 0x1p-50
 	switch d.form {
 	case formPlain:
-		q.noise = d.base * 0x1p-50
+		q.noise = 0x1p-50
 	case formLog:
 		q.noise = math.Max(1, -d.base) * 0x1p-50
 	}
@@ -36,8 +33,14 @@ func (c *conditional) meanExcessByQuadrature(l, h float64) float64 {
 	for share := 0.5; share > 0x1p-300 && 2*share*drop > least; share /= 2 {
 		least = math.Max(least, share*q.excess(q.width*share))
 	}
-	q.negligible = 1e-12 * least
-	mean := unit * math.Min(q.panel(0, drop, 1, 0), drop)
+	mean := 0.0
+	for q.tolerance = 1e-12; ; q.tolerance *= 1000 {
+		q.negligible, q.evaluations = q.tolerance*least, 0
+		if mean = q.panel(0, drop, 1, 0); q.evaluations <= maxEvaluations {
+			break
+		}
+	}
+	mean = unit * math.Min(mean, drop)
 	c.invalid, c.value = d.invalid, d.value
 	return mean
 }
@@ -48,11 +51,14 @@ type quadrature struct {
 	end         point
 	width       float64
 	noise       float64 // to which an excess is known
+	tolerance   float64
 	negligible  float64 // error of a panel
 	evaluations int
 }
 
-// maxEvaluations bounds the work for a curve that is not smooth: some 5 ms.
+// maxEvaluations is how many are spent before the tolerance is raised. That of a
+// monotone curve is reached with some 1/sqrt(tolerance) panels however it
+// jumps, so that this happens three times at most.
 const maxEvaluations = 1 << 17
 
 // excess is S(t) - S(end).
@@ -73,7 +79,7 @@ func (q *quadrature) panel(v0, e0, v1, e1 float64) float64 {
 	// halving finds a jump with one evaluation each time.
 	if e != e0 && e != e1 {
 		coarse, fine := q.lobatto(v0, e0, middle, e, v1, e1)
-		if math.Abs(fine-coarse) <= max(q.negligible, 1e-11*fine, q.noise*size) {
+		if math.Abs(fine-coarse) <= max(q.negligible, 10*q.tolerance*fine, q.noise*size) {
 			return math.Max(size*e1, math.Min(fine, size*e0))
 		}
 	}
