@@ -3,6 +3,7 @@ package kvpolicy
 import (
 	"fmt"
 	"math"
+	"slices"
 )
 
 //go:generate stringer -type=CurveKind,CurveReason,PoolLevel,BandScale -linecomment -output=curve_words_string.go
@@ -121,6 +122,7 @@ func ChooseCurve(durations []float64, observed []bool, entered ...float64) (Curv
 			choice.Curve, choice.Kind = weibull, KindWeibull
 		}
 	}
+	slices.SortFunc(s.sessions, compareSessions)
 	choice.Distance = estimate(s.sessions).distance(choice.Curve) / hallWellner95
 	switch {
 	case s.events < DefaultMinSessions:

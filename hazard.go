@@ -73,8 +73,8 @@ type conditional struct {
 	tail  float64 // steps: when the tail begins
 	// base is the value of the curve at the base, or its logarithm (log). Points
 	// are relative to it, but for those of steps, whose differences are then exact.
-	base  float64
-	block int32 // steps: the scale of base, see KaplanMeier.block
+	base float64
+	lift int // steps: points are scaled by 2^lift, see KaplanMeier.block
 
 	rate         float64 // exponential, and the tail of steps
 	shape, scale float64
@@ -217,7 +217,12 @@ func (c *conditional) anchor() {
 		x := c.age + c.offset
 		c.first = k.passed(x, 0, len(k.times))
 		c.rewind()
-		c.base, c.block = k.survival[c.index], k.blockAt(c.index)
+		c.base = k.survival[c.index]
+		if k.block != nil {
+			var exponent int
+			c.base, exponent = math.Frexp(c.base)
+			c.lift = blockBits*int(k.block[c.index]) - exponent
+		}
 		c.rate, c.tail = k.tailRate, math.Inf(1)
 		if c.index == len(k.times) {
 			c.tail = 0
@@ -293,7 +298,7 @@ func (c *conditional) stepAt(t float64) point {
 	}
 	p := point{step: k.survival[c.index]}
 	if k.block != nil {
-		p.step = math.Ldexp(p.step, int(c.block-k.block[c.index])*blockBits)
+		p.step = math.Ldexp(p.step, c.lift-blockBits*int(k.block[c.index]))
 	}
 	if c.index == n && t > c.tail {
 		p.hazard = c.rate * (t - c.tail)

@@ -29,7 +29,7 @@ func TestConditionalSurvivalOfWeibullFarOut(t *testing.T) {
 		{0.6, 1e-3, 1e9, 1e6, 0}, // 9e-4130
 		{1000, 1e12, 1, 1e12, 0.36787944080356288042},
 		{700, 1, 1.5, 1e-127, 0.91788633975881597555},
-		{0.5, 3600, 1e-300, 1e12, 0}, // 6e-7239
+		{0.5, 3600, 1e-300, 1e12, 0},                     // 6e-7239
 		{0.001, 1e-9, 1e-310, 1, 0.59398278071752870437}, // t/age overflows
 	} {
 		got, err := ConditionalSurvival(distuv.Weibull{K: c.shape, Lambda: c.scale}, c.age, c.t)

@@ -128,10 +128,12 @@ func (s Session) fault() (late bool, want string) {
 // compareSessions is a total order, so that the estimate does not depend on
 // the order in which sessions came.
 func compareSessions(a, b Session) int {
-	if c := cmp.Compare(a.DurationSeconds, b.DurationSeconds); c != 0 {
-		return c
-	}
-	if a.Observed != b.Observed {
+	switch { // spelled out: this is most of the time of an estimate
+	case a.DurationSeconds < b.DurationSeconds:
+		return -1
+	case a.DurationSeconds > b.DurationSeconds:
+		return 1
+	case a.Observed != b.Observed:
 		if a.Observed {
 			return -1
 		}
@@ -245,13 +247,6 @@ func (k *KaplanMeier) scaled(value float64, from, to int) float64 {
 		return value
 	}
 	return math.Ldexp(value, int(k.block[to]-k.block[from])*blockBits)
-}
-
-func (k *KaplanMeier) blockAt(index int) int32 {
-	if k.block == nil {
-		return 0
-	}
-	return k.block[index]
 }
 
 // passed counts the event times that are at most x, given that the count is
@@ -415,7 +410,10 @@ func (k *KaplanMeier) Quantile(p float64) (seconds float64, withinData bool, err
 		return k.times[index], true, nil
 	}
 	// From logarithms, of the survival's scale too, so that nothing underflows.
-	depth := math.Log(k.survival[n]) - float64(float64(k.blockAt(n)*blockBits)*math.Ln2) - math.Log1p(-p)
+	depth := math.Log(k.survival[n]) - math.Log1p(-p)
+	if k.block != nil {
+		depth -= float64(blockBits*k.block[n]) * math.Ln2
+	}
 	return k.last() + math.Max(0, depth)/k.tailRate, false, nil
 }
 
@@ -430,9 +428,13 @@ func (k *KaplanMeier) RestrictedMean(horizon float64) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if horizon == 0 {
+		return 0, nil
+	}
 	excess := c.meanExcess(0, horizon)
 	c.rewind()
-	return horizon * (excess + c.at(horizon).survival()), nil
+	mean := excess + c.at(horizon).survival() // of S over (0, horizon], scaled by 2^lift
+	return horizon * math.Ldexp(mean, -c.lift), nil
 }
 
 // TailRate is the rate, per second, at which the curve decays beyond the last

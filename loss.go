@@ -236,7 +236,7 @@ func (c *conditional) meanExcessOfSteps(l, h float64) float64 {
 			part += k.moment[(k.width+i)>>span]
 		}
 		if k.block != nil {
-			part = math.Ldexp(part, int(c.block-k.block[i])*blockBits)
+			part = math.Ldexp(part, c.lift-blockBits*int(k.block[i]))
 		}
 		sum += part
 		i = next
