@@ -3,7 +3,6 @@ package kvpolicy
 import (
 	"fmt"
 	"math"
-	"slices"
 )
 
 //go:generate stringer -type=CurveKind,CurveReason,PoolLevel,BandScale -linecomment -output=curve_words_string.go
@@ -53,7 +52,7 @@ func (r *CurveReason) UnmarshalText(text []byte) error {
 
 // hallWellner95 is the asymptotic 95 % point of the greatest distance of a
 // Brownian bridge from 0, that of Kolmogorov's statistic.
-const hallWellner95 = 1.3581015157406195
+const hallWellner95 = 1.3580986393225505
 
 // CurveChoice is a curve for sessions and why it was taken.
 type CurveChoice struct {
@@ -122,7 +121,7 @@ func ChooseCurve(durations []float64, observed []bool, entered ...float64) (Curv
 			choice.Curve, choice.Kind = weibull, KindWeibull
 		}
 	}
-	slices.SortFunc(s.sessions, compareSessions)
+	sortSessions(s.sessions)
 	choice.Distance = estimate(s.sessions).distance(choice.Curve) / hallWellner95
 	switch {
 	case s.events < DefaultMinSessions:

@@ -15,7 +15,9 @@ import (
 // less. A *KaplanMeier, a Weibull and an exponential are computed from their
 // cumulative hazard, so that they stay right where Survival itself underflows.
 // Of any other type a method LogSurvival(t float64) float64, where it has one,
-// is preferred to Survival for the same reason. With Survival alone:
+// is preferred to Survival for the same reason (a type that embeds a
+// distribution and overrides its Survival must override its LogSurvival too).
+// With Survival alone:
 //
 //   - a value that is NaN or infinite is an error;
 //   - a value below 0 or above 1 is read as 0 or 1, and one above an earlier

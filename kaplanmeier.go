@@ -79,7 +79,7 @@ func NewKaplanMeier(durations []float64, observed []bool, entered ...float64) (*
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(sessions, compareSessions)
+	sortSessions(sessions)
 	return estimate(sessions), nil
 }
 
@@ -128,7 +128,7 @@ func (s Session) fault() (late bool, want string) {
 // compareSessions is a total order, so that the estimate does not depend on
 // the order in which sessions came.
 func compareSessions(a, b Session) int {
-	switch { // spelled out: this is most of the time of an estimate
+	switch {
 	case a.DurationSeconds < b.DurationSeconds:
 		return -1
 	case a.DurationSeconds > b.DurationSeconds:
@@ -140,6 +140,27 @@ func compareSessions(a, b Session) int {
 		return 1
 	}
 	return cmp.Compare(a.EnteredSeconds, b.EnteredSeconds)
+}
+
+// sortSessions sorts by compareSessions. Where none was entered late, all of a
+// session fits a word that sorts alike, in a third of the time: the bits of a
+// number of at least 0 ascend with it, and its sign leaves room for one more.
+func sortSessions(sessions []Session) {
+	keys := make([]uint64, len(sessions))
+	for i, s := range sessions {
+		if s.EnteredSeconds > 0 {
+			slices.SortFunc(sessions, compareSessions)
+			return
+		}
+		keys[i] = math.Float64bits(s.DurationSeconds) << 1
+		if !s.Observed {
+			keys[i]++
+		}
+	}
+	slices.Sort(keys)
+	for i, key := range keys {
+		sessions[i] = Session{DurationSeconds: math.Float64frombits(key >> 1), Observed: key&1 == 0}
+	}
 }
 
 // estimate builds the curve from sorted sessions, which it keeps.

@@ -355,6 +355,19 @@ func TestKaplanMeierErrors(t *testing.T) {
 func second[A any](_ A, err error) error        { return err }
 func third[A, B any](_ A, _ B, err error) error { return err }
 
+func TestSortSessions(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sessions := slices.Clone(drawKaplanMeier(t).sessions)
+		if len(sessions) > 0 {
+			sessions = rapid.Permutation(sessions).Draw(t, "order")
+		}
+		want := slices.Clone(sessions)
+		slices.SortFunc(want, compareSessions)
+		sortSessions(sessions)
+		require.Equal(t, want, sessions)
+	})
+}
+
 func TestSessionsOfKaplanMeier(t *testing.T) {
 	n, completed := mustKaplanMeier(t, []float64{1, 2, 2}, []bool{true, true, false}).Sessions()
 	assert.Equal(t, [2]int{3, 2}, [2]int{n, completed})

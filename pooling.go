@@ -198,7 +198,7 @@ func mergeSessions(sorted, more []Session) []Session {
 	if len(more) == 0 {
 		return sorted
 	}
-	slices.SortFunc(more, compareSessions)
+	sortSessions(more)
 	merged := make([]Session, 0, len(sorted)+len(more))
 	for len(sorted) > 0 && len(more) > 0 {
 		if compareSessions(sorted[0], more[0]) <= 0 {
