@@ -8,6 +8,9 @@ package kvpolicy
 // or a recover it runs on the target, with one hop more for a migrate. A
 // reject changes nothing. (Ours.)
 //
+// From then on the target's counts include the request, also after a stay:
+// right for deciding on others, one too many for deciding on the same again.
+//
 // A target that s does not have is a FieldError.
 func (s Snapshot) Apply(d Decision) (Snapshot, error) {
 	next := Snapshot{Request: s.Request, Instances: append([]Instance(nil), s.Instances...)}
