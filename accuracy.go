@@ -27,7 +27,7 @@ func (d Decision) PredictedSeconds() (float64, bool) {
 }
 
 // Accuracy compares what decisions predicted with what was then observed, per
-// reason. The zero Accuracy is ready to use. It holds a fixed 4 kB for each
+// reason. The zero Accuracy is ready to use. It holds some 4 kB for each
 // reason seen, however many decisions are added. It is not safe for concurrent
 // use; fill one per goroutine and Merge them. Do not copy one in use.
 type Accuracy struct {
@@ -94,8 +94,8 @@ func (a *Accuracy) Add(d Decision, observedSeconds float64) error {
 	if err := checkSeconds("observed_s", observedSeconds); err != nil {
 		return err
 	}
-	if !(predicted >= 0 && predicted <= math.MaxFloat64) {
-		return fieldError("predicted_s", predicted, "be finite and at least 0, as Decide has it")
+	if !(predicted >= 0 && predicted <= 1e100) { // no policy prices near that; its sums are finite
+		return fieldError("predicted_s", predicted, "be 0 to 1e100 seconds, as Decide has it")
 	}
 	reason := d.Reason
 	if d.Action == PrefillRemote {
@@ -154,6 +154,7 @@ func compareWorst(a, b Misprediction) int {
 		cmp.Compare(a.Target, b.Target),
 		cmp.Compare(a.PrefillOn, b.PrefillOn),
 		cmp.Compare(b.ObservedSeconds, a.ObservedSeconds),
+		cmp.Compare(b.PredictedSeconds, a.PredictedSeconds),
 	)
 }
 

@@ -18,8 +18,8 @@ type TransferSample struct {
 	// see either.
 	Seconds float64
 	// DestinationLoad is how loaded the destination was, in any unit that more
-	// is more, such as its requests, 0 to 1e15. Where it is the same in all
-	// samples, as 0 is, it does not enter the fit.
+	// is more, such as its requests: 0, or 1e-9 to 1e15. Where it is the same in
+	// all samples, as 0 is, it does not enter the fit.
 	DestinationLoad float64
 }
 
@@ -58,9 +58,11 @@ type Residuals struct{ Min, P10, P50, P90, Max float64 }
 
 // TransferFit is a fitted link, for TransferModel.WithLink.
 //
-// The errors are standard errors by the jackknife over at most 20 groups of
-// samples; they hold for every estimator, and for seconds that scatter more at
-// larger sizes. They assume samples independent of each other.
+// The errors are standard errors by the jackknife over at most 10 groups of
+// samples, for every estimator, and for seconds that scatter more at larger
+// sizes alike. They assume samples independent of each other, are good from a
+// few hundred on, and with less than about 50 rather too small, those of an
+// outer quantile the most.
 type TransferFit struct {
 	// Link is the fit: at LoadMean, where loads were given.
 	Link
@@ -113,7 +115,7 @@ type ContentionFit struct {
 // takes O(n log n) time, some seconds for 1e5 samples; the order of the samples
 // is of no consequence.
 func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
-	const maxBytes = maxTokens * maxKVBytesPerToken
+	const maxBytes, leastLoad = maxTokens * maxKVBytesPerToken, 1e-9
 	observed := make([]observation, len(samples))
 	for i, s := range samples {
 		switch {
@@ -121,8 +123,8 @@ func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 			return TransferFit{}, sampleError(i, "bytes", s.Bytes, "be 0 to 1e27 bytes")
 		case !withinSeconds(s.Seconds):
 			return TransferFit{}, sampleError(i, "seconds", s.Seconds, "be 0 to 1e12 seconds")
-		case !(s.DestinationLoad >= 0 && s.DestinationLoad <= maxTokens):
-			return TransferFit{}, sampleError(i, "destination_load", s.DestinationLoad, "be 0 to 1e15")
+		case !(s.DestinationLoad == 0 || s.DestinationLoad >= leastLoad && s.DestinationLoad <= maxTokens):
+			return TransferFit{}, sampleError(i, "destination_load", s.DestinationLoad, "be 0, or 1e-9 to 1e15")
 		}
 		observed[i] = observation{x: s.Bytes, y: s.Seconds, load: s.DestinationLoad, scale: 1}
 	}
@@ -261,18 +263,21 @@ func fitLine(observed []observation, by Estimator, sizes string) (fitted, error)
 	slices.SortFunc(observed, func(a, b observation) int {
 		return cmp.Or(cmp.Compare(a.x, b.x), cmp.Compare(a.y, b.y), cmp.Compare(a.load, b.load), cmp.Compare(a.scale, b.scale))
 	})
+	// Within 0 to 1 no square of x overflows, or underflows to nothing; the scale
+	// is a power of two, and changes no digit.
+	_, exponent := math.Frexp(observed[len(observed)-1].x)
+	for i := range observed {
+		observed[i].x = math.Ldexp(observed[i].x, -exponent)
+	}
 	f := fitted{loadMean: meanLoad(observed)}
 	var err error
 	if f.line, f.perLoad, err = f.lay(observed, by, sizes); err != nil {
 		return fitted{}, err
 	}
 	first, last := observed[0], observed[len(observed)-1]
-	highest := 0.0
-	for _, o := range observed {
-		highest = max(highest, o.y)
-	}
-	f.rises = f.slope*(last.x-first.x) > 1e-12*highest
-	groups := min(len(observed), 20)
+	f.rises = f.slope*(last.x-first.x) > 1e-12*f.at(last.x)
+	// A quantile's error needs groups larger than the root of the number.
+	groups := min(len(observed), 10)
 	var intercepts, slopes, perLoads []float64
 	for group := range groups {
 		rest := make([]observation, 0, len(observed))
@@ -289,6 +294,7 @@ func fitLine(observed []observation, by Estimator, sizes string) (fitted, error)
 	}
 	f.interceptError, f.slopeError, f.perLoadError = jackknife(intercepts), jackknife(slopes), jackknife(perLoads)
 	f.quality = f.judge(observed)
+	f.slope, f.slopeError = math.Ldexp(f.slope, -exponent), math.Ldexp(f.slopeError, -exponent)
 	return f, nil
 }
 
@@ -377,8 +383,8 @@ func (f *fitted) judge(observed []observation) FitQuality {
 		Samples:   len(observed),
 		Residuals: Residuals{Min: residuals[0], P10: at(0.1), P50: at(0.5), P90: at(0.9), Max: residuals[len(residuals)-1]},
 	}
-	if slices.Min(seconds) < slices.Max(seconds) {
-		q.R2 = stat.RSquaredFrom(estimates, seconds, nil)
+	if r2 := stat.RSquaredFrom(estimates, seconds, nil); r2 >= -math.MaxFloat64 { // else they have no variance
+		q.R2 = r2
 	}
 	return q
 }

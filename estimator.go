@@ -32,8 +32,9 @@ func LeastSquares() Estimator { return Estimator{kind: leastSquares} }
 
 // Robust is the line of Theil and Sen, which meets the median: the median of
 // the slopes between any two samples, then the median of what remains. Up to
-// 29 % of the samples may be anything. Of more than about 700 samples every
-// k-th pair is used, about 260,000 of them. (Sen, JASA 63, 1968.)
+// 29 % of the samples may be anything. Of more than about 360 samples not all
+// pairs are used, but some 65,000 spread evenly over them, or 8 a sample. (Sen,
+// JASA 63, 1968.)
 func Robust() Estimator { return Estimator{kind: theilSen} }
 
 // AtQuantile is the line that a share q of the samples lies below, above 0 and
@@ -114,9 +115,9 @@ func remainders(c cloud, slope float64) []float64 {
 // medianSlope is the median of the slopes between pairs, 0 where there is none.
 func medianSlope(c cloud) float64 {
 	// Closer pairs are the same size but for rounding; their slopes are noise.
-	const same, most = 1e-9, 1 << 18
+	const same = 1e-9
 	n := len(c.x)
-	step := 1 + n*(n-1)/2/most
+	step := 1 + n*(n-1)/2/max(1<<16, 8*n)
 	apart := same * c.width()
 	slopes := make([]float64, 0, n*(n-1)/2/step+n)
 	for i := range n {
