@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"gonum.org/v1/gonum/floats"
 	"gonum.org/v1/gonum/stat"
 )
 
@@ -110,7 +111,7 @@ type ContentionFit struct {
 //
 // An overhead that would come out negative is 0, and the bandwidth that which
 // fits best then. It is a FieldError if a sample is out of bounds, if there are
-// fewer than three samples or two sizes, without any one of the samples too, if
+// fewer than three samples or two sizes, without a tenth of the samples too, if
 // larger transfers do not take longer, or if the load just follows the size. It
 // takes O(n log n) time, some seconds for 1e5 samples; the order of the samples
 // is of no consequence.
@@ -156,7 +157,7 @@ func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 //
 // A quadratic term that would come out negative is 0. It is a FieldError if a
 // sample is out of bounds, if there are fewer than three samples or two values
-// of 2 cached + new, without any one of the samples too, or if nothing is left
+// of 2 cached + new, without a tenth of the samples too, or if nothing is left
 // for the rate. Cost and order as for FitTransfer.
 func FitPrefill(samples []PrefillSample, by Estimator) (PrefillFit, error) {
 	const minSeconds = 1e-9 // less could not be squared and divided by
@@ -330,9 +331,12 @@ func (f *fitted) lay(observed []observation, by Estimator, sizes string) (l line
 			c.weights = append(c.weights, 1/(o.y*o.y))
 		}
 	}
-	if !c.twoSizes() {
+	if c.weights != nil { // to 1 on average: stat divides by their sum less 1
+		floats.Scale(float64(len(c.weights))/floats.Sum(c.weights), c.weights)
+	}
+	if !(c.width() > sameSize) { // of the greatest x of all, which is about 1
 		return line{}, 0, &FieldError{Path: "samples", Want: "be of at least two different " + sizes +
-			"; one sample alone must not decide"}
+			"; one alone, or a tenth of them, must not decide"}
 	}
 	if f.loadMean > 0 {
 		if perLoad, err = loadSlope(observed, c, by); err != nil {
@@ -362,7 +366,7 @@ func loadSlope(observed []observation, c cloud, by Estimator) (float64, error) {
 	for i, p := range rest {
 		r.x[i], r.y[i] = p.load, p.seconds
 	}
-	if !(r.width() > 1e-9*slices.Max(loads.y)) {
+	if !(r.width() > sameSize*slices.Max(loads.y)) {
 		return 0, &FieldError{Path: "samples", Want: "have destination loads that do not just follow the bytes: " +
 			"leave the loads out, or log transfers of one size at different loads"}
 	}

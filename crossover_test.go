@@ -160,9 +160,9 @@ func TestCrossoverRefuses(t *testing.T) {
 	bad := []float64{-1, math.NaN(), math.Inf(-1)}
 	for _, x := range bad {
 		for path, spoil := range map[string]func(*kvpolicy.TransferModel){
-			"overhead_s":           func(m *kvpolicy.TransferModel) { m.OverheadSeconds = x },
-			"recompute_overhead_s": func(m *kvpolicy.TransferModel) { m.RecomputeOverheadSeconds = x },
-			"kv_bytes_per_token":   func(m *kvpolicy.TransferModel) { m.KVBytesPerToken = x },
+			"transfer.overhead_s":           func(m *kvpolicy.TransferModel) { m.OverheadSeconds = x },
+			"transfer.recompute_overhead_s": func(m *kvpolicy.TransferModel) { m.RecomputeOverheadSeconds = x },
+			"transfer.kv_bytes_per_token":   func(m *kvpolicy.TransferModel) { m.KVBytesPerToken = x },
 		} {
 			m := good
 			spoil(&m)

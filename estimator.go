@@ -54,6 +54,10 @@ func (e Estimator) validate() error {
 	return nil
 }
 
+// sameSize is the share of the extent in x within which two sizes are the same
+// but for rounding.
+const sameSize = 1e-9
+
 // cloud is what a line is laid through, sorted by x.
 type cloud struct {
 	x, y []float64
@@ -64,9 +68,6 @@ type cloud struct {
 
 // width is the extent in x.
 func (c cloud) width() float64 { return c.x[len(c.x)-1] - c.x[0] }
-
-// twoSizes tells whether a slope can be had.
-func (c cloud) twoSizes() bool { return len(c.x) > 1 && c.width() > 0 }
 
 // line is intercept + slope * x.
 type line struct{ intercept, slope float64 }
@@ -114,11 +115,9 @@ func remainders(c cloud, slope float64) []float64 {
 
 // medianSlope is the median of the slopes between pairs, 0 where there is none.
 func medianSlope(c cloud) float64 {
-	// Closer pairs are the same size but for rounding; their slopes are noise.
-	const same = 1e-9
 	n := len(c.x)
 	step := 1 + n*(n-1)/2/max(1<<16, 8*n)
-	apart := same * c.width()
+	apart := sameSize * c.width() // slopes between the same sizes would be noise
 	slopes := make([]float64, 0, n*(n-1)/2/step+n)
 	for i := range n {
 		for j := i + 1 + i%step; j < n; j += step {
