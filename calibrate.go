@@ -202,7 +202,7 @@ func FitPrefill(samples []PrefillSample, by Estimator) (PrefillFit, error) {
 // included, gives what the contention term of the cost stands for.
 //
 // It is a FieldError if a sample is out of bounds, if there are fewer than three
-// samples or two counts of requests, without any one of the samples too, or if
+// samples or two counts of requests, without a tenth of the samples too, or if
 // more requests do not make a token slower. Cost and order as for FitTransfer.
 func FitContention(samples []ContentionSample, by Estimator) (ContentionFit, error) {
 	observed := make([]observation, len(samples))

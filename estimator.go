@@ -116,9 +116,10 @@ func remainders(c cloud, slope float64) []float64 {
 // medianSlope is the median of the slopes between pairs, 0 where there is none.
 func medianSlope(c cloud) float64 {
 	n := len(c.x)
-	step := 1 + n*(n-1)/2/max(1<<16, 8*n)
+	pairs := int64(n) * int64(n-1) / 2
+	step := 1 + int(pairs/max(1<<16, 8*int64(n)))
 	apart := sameSize * c.width() // slopes between the same sizes would be noise
-	slopes := make([]float64, 0, n*(n-1)/2/step+n)
+	slopes := make([]float64, 0, int(pairs/int64(step))+n)
 	for i := range n {
 		for j := i + 1 + i%step; j < n; j += step {
 			if dx := c.x[j] - c.x[i]; dx > apart {
