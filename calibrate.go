@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
 
 	"gonum.org/v1/gonum/floats"
@@ -59,11 +60,10 @@ type Residuals struct{ Min, P10, P50, P90, Max float64 }
 
 // TransferFit is a fitted link, for TransferModel.WithLink.
 //
-// The errors are standard errors by the jackknife over at most 10 groups of
-// samples, for every estimator, and for seconds that scatter more at larger
-// sizes alike. They assume samples independent of each other, are good from a
-// few hundred on, and with less than about 50 rather too small, those of an
-// outer quantile the most.
+// The errors are standard errors, for every estimator, and for seconds that
+// scatter more at larger sizes alike: by the jackknife, from 64 samples on by
+// balanced half-samples. They assume samples independent of each other. Below 64
+// samples that of a quantile is rough, and of an outer one rather too small.
 type TransferFit struct {
 	// Link is the fit: at LoadMean, where loads were given.
 	Link
@@ -111,9 +111,9 @@ type ContentionFit struct {
 //
 // An overhead that would come out negative is 0, and the bandwidth that which
 // fits best then. It is a FieldError if a sample is out of bounds, if there are
-// fewer than three samples or two sizes, without a tenth of the samples too, if
-// larger transfers do not take longer, or if the load just follows the size. It
-// takes O(n log n) time, some seconds for 1e5 samples; the order of the samples
+// fewer than three samples or two sizes, if one sample or a few of many have all
+// sizes but one, if larger transfers do not take longer, or if the load just
+// follows the size. It takes O(n log n) time, of 1e5 samples up to half a minute at a quantile; the order of the samples
 // is of no consequence.
 func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 	const maxBytes, leastLoad = maxTokens * maxKVBytesPerToken, 1e-9
@@ -157,8 +157,8 @@ func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 //
 // A quadratic term that would come out negative is 0. It is a FieldError if a
 // sample is out of bounds, if there are fewer than three samples or two values
-// of 2 cached + new, without a tenth of the samples too, or if nothing is left
-// for the rate. Cost and order as for FitTransfer.
+// of 2 cached + new, if one sample or a few of many have all values but one, or
+// if nothing is left for the rate. Cost and order as for FitTransfer.
 func FitPrefill(samples []PrefillSample, by Estimator) (PrefillFit, error) {
 	const minSeconds = 1e-9 // less could not be squared and divided by
 	observed := make([]observation, len(samples))
@@ -202,8 +202,8 @@ func FitPrefill(samples []PrefillSample, by Estimator) (PrefillFit, error) {
 // included, gives what the contention term of the cost stands for.
 //
 // It is a FieldError if a sample is out of bounds, if there are fewer than three
-// samples or two counts of requests, without a tenth of the samples too, or if
-// more requests do not make a token slower. Cost and order as for FitTransfer.
+// samples or two counts of requests, if one sample or a few of many have all
+// counts but one, or if more requests do not make a token slower. Cost and order as for FitTransfer.
 func FitContention(samples []ContentionSample, by Estimator) (ContentionFit, error) {
 	observed := make([]observation, len(samples))
 	for i, s := range samples {
@@ -252,8 +252,7 @@ type fitted struct {
 }
 
 // fitLine lays a line through the observations, which it sorts, and finds its
-// errors by laying it again without one group of them at a time. sizes says
-// what must differ.
+// errors by laying it again without some of them. sizes says what must differ.
 func fitLine(observed []observation, by Estimator, sizes string) (fitted, error) {
 	if err := by.validate(); err != nil {
 		return fitted{}, err
@@ -277,33 +276,48 @@ func fitLine(observed []observation, by Estimator, sizes string) (fitted, error)
 	}
 	first, last := observed[0], observed[len(observed)-1]
 	f.rises = f.slope*(last.x-first.x) > 1e-12*f.at(last.x)
-	// A quantile's error needs groups larger than the root of the number.
-	groups := min(len(observed), 10)
 	var intercepts, slopes, perLoads []float64
-	for group := range groups {
-		rest := make([]observation, 0, len(observed))
-		for i, o := range observed {
-			if i%groups != group {
-				rest = append(rest, o)
-			}
-		}
-		l, perLoad, err := f.lay(rest, by, sizes)
+	sets, scale := withoutSome(observed)
+	for _, set := range sets {
+		l, perLoad, err := f.lay(set, by, sizes)
 		if err != nil {
 			return fitted{}, err
 		}
-		intercepts, slopes, perLoads = append(intercepts, l.intercept), append(slopes, l.slope), append(perLoads, perLoad)
+		intercepts = append(intercepts, l.intercept-f.intercept)
+		slopes = append(slopes, l.slope-f.slope)
+		perLoads = append(perLoads, perLoad-f.perLoad)
 	}
-	f.interceptError, f.slopeError, f.perLoadError = jackknife(intercepts), jackknife(slopes), jackknife(perLoads)
+	f.interceptError = scale * floats.Norm(intercepts, 2)
+	f.slopeError = scale * floats.Norm(slopes, 2)
+	f.perLoadError = scale * floats.Norm(perLoads, 2)
 	f.quality = f.judge(observed)
 	f.slope, f.slopeError = math.Ldexp(f.slope, -exponent), math.Ldexp(f.slopeError, -exponent)
 	return f, nil
 }
 
-// jackknife is the standard error of an estimate from its values without one
-// group each.
-func jackknife(without []float64) float64 {
-	n := float64(len(without))
-	return (n - 1) / math.Sqrt(n) * stat.PopStdDev(without, nil)
+// withoutSome are the sets of samples from which the errors are had, and by what
+// the root of the sum of the squared deviations is multiplied. Few samples are
+// left out one by one (the jackknife). A quantile's error is not to be had that
+// way; of many samples, sorted by size, one of each two neighbours is left out
+// (balanced half-samples; McCarthy, Review of the ISI 37, 1969).
+func withoutSome(observed []observation) (sets [][]observation, scale float64) {
+	const halves = 32 // a power of two
+	n := len(observed)
+	if n < 2*halves {
+		for out := range n {
+			sets = append(sets, slices.Concat(observed[:out], observed[out+1:]))
+		}
+		return sets, math.Sqrt(float64(n-1) / float64(n))
+	}
+	for half := range uint(halves) {
+		set := make([]observation, 0, n/2+1)
+		for pair := range n / 2 {
+			// The parities are the signs of a Hadamard matrix.
+			set = append(set, observed[2*pair+bits.OnesCount(uint(pair)%halves&half)%2])
+		}
+		sets = append(sets, append(set, observed[n&^1:]...))
+	}
+	return sets, 1 / math.Sqrt(halves)
 }
 
 // meanLoad is the mean load, 0 where all are the same.
@@ -336,7 +350,7 @@ func (f *fitted) lay(observed []observation, by Estimator, sizes string) (l line
 	}
 	if !(c.width() > sameSize) { // of the greatest x of all, which is about 1
 		return line{}, 0, &FieldError{Path: "samples", Want: "be of at least two different " + sizes +
-			"; one alone, or a tenth of them, must not decide"}
+			"; one alone, or a few of many, must not decide"}
 	}
 	if f.loadMean > 0 {
 		if perLoad, err = loadSlope(observed, c, by); err != nil {
