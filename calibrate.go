@@ -113,8 +113,8 @@ type ContentionFit struct {
 // fits best then. It is a FieldError if a sample is out of bounds, if there are
 // fewer than three samples or two sizes, if one sample or a few of many have all
 // sizes but one, if larger transfers do not take longer, or if the load just
-// follows the size. It takes O(n log n) time, of 1e5 samples up to half a minute at a quantile; the order of the samples
-// is of no consequence.
+// follows the size. It takes O(n log n) time, which for 1e5 samples at a quantile
+// is half a minute; the order of the samples is of no consequence.
 func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 	const maxBytes, leastLoad = maxTokens * maxKVBytesPerToken, 1e-9
 	observed := make([]observation, len(samples))
