@@ -20,10 +20,11 @@ const (
 // Crossover finds where transfer and recompute cost the same, by the model m,
 // a link of bandwidth bytes/s and a destination that prefills prefillRate
 // tokens/s. Both costs are affine in the context, so that they cross at most
-// once: tokens is where; it is 0 for AlwaysTransfer and +Inf for NeverTransfer,
-// from where on transfer is cheaper. At the crossover itself recompute is taken. A faster
-// destination moves it as much as a faster link does. (Hazard algorithm note,
-// decision 3; the regime below the crossover is ours, SPEC section 6.2.)
+// once: tokens is where. Where they do not, it is 0 for AlwaysTransfer and +Inf
+// for NeverTransfer: from where on transfer is cheaper. At the crossover itself
+// recompute is taken. A faster destination moves it as much as a faster link
+// does. (Hazard algorithm note, decision 3; the regime below the crossover is
+// ours, SPEC section 6.2.)
 //
 // A negative or infinite cost, or a rate outside 1e-9 to 1e18, is a
 // FieldError; an infinite bandwidth is allowed and is an infinitely fast link.
