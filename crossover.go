@@ -20,10 +20,11 @@ const (
 // Crossover finds where transfer and recompute cost the same, by the model m,
 // a link of bandwidth bytes/s and a destination that prefills prefillRate
 // tokens/s. Both costs are affine in the context, so that they cross at most
-// once: tokens is where, +Inf where they do not (AlwaysTransfer,
-// NeverTransfer). At the crossover itself recompute is taken. A faster
-// destination moves it as much as a faster link does. (Hazard algorithm note,
-// decision 3; the regime below the crossover is ours, SPEC section 6.2.)
+// once: tokens is where. Where they do not, it is 0 for AlwaysTransfer and +Inf
+// for NeverTransfer: from where on transfer is cheaper. At the crossover itself
+// recompute is taken. A faster destination moves it as much as a faster link
+// does. (Hazard algorithm note, decision 3; the regime below the crossover is
+// ours, SPEC section 6.2.)
 //
 // A negative or infinite cost, or a rate outside 1e-9 to 1e18, is a
 // FieldError; an infinite bandwidth is allowed and is an infinitely fast link.
@@ -50,7 +51,7 @@ func Crossover(m TransferModel, bandwidth, prefillRate float64) (regime Regime, 
 	case gap > 0:
 		return NeverTransfer, math.Inf(1), nil
 	case gap < 0 && save >= 0:
-		return AlwaysTransfer, math.Inf(1), nil
+		return AlwaysTransfer, 0, nil
 	case gap < 0:
 		return TransferBelow, gap / save, nil
 	case save > 0:
