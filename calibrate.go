@@ -47,6 +47,10 @@ type ContentionSample struct {
 type FitQuality struct {
 	// Samples is how many there were.
 	Samples int
+	// ErrorsKnown says that the standard errors could be found. It is false where
+	// one sample alone, or a few of many, has all sizes but one: the line then
+	// hangs on it, and the samples cannot tell how far it can be believed.
+	ErrorsKnown bool
 	// R2 is the share of the variance of the observed seconds that the fit
 	// explains, at most 1; a fit worse than their mean has a negative one, as a
 	// quantile's may well be. 0 where the seconds are all the same.
@@ -63,7 +67,8 @@ type Residuals struct{ Min, P10, P50, P90, Max float64 }
 // The errors are standard errors, for every estimator, and for seconds that
 // scatter more at larger sizes alike: by the jackknife, from 64 samples on by
 // balanced half-samples. They assume samples independent of each other. Below 64
-// samples that of a quantile is rough, and of an outer one rather too small.
+// samples that of a quantile is rough, and of an outer one rather too small. They
+// are 0 where FitQuality.ErrorsKnown is false.
 type TransferFit struct {
 	// Link is the fit: at LoadMean, where loads were given.
 	Link
@@ -111,10 +116,9 @@ type ContentionFit struct {
 //
 // An overhead that would come out negative is 0, and the bandwidth that which
 // fits best then. It is a FieldError if a sample is out of bounds, if there are
-// fewer than three samples or two sizes, if one sample or a few of many have all
-// sizes but one, if larger transfers do not take longer, or if the load just
-// follows the size. It takes O(n log n) time, which for 1e5 samples at a quantile
-// is half a minute; the order of the samples is of no consequence.
+// fewer than two sizes, if larger transfers do not take longer, or if the load
+// just follows the size. It takes O(n log n) time, for 1e5 samples at a quantile
+// half a minute; the order of the samples is of no consequence.
 func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 	const maxBytes, leastLoad = maxTokens * maxKVBytesPerToken, 1e-9
 	observed := make([]observation, len(samples))
@@ -156,9 +160,8 @@ func FitTransfer(samples []TransferSample, by Estimator) (TransferFit, error) {
 // what the estimators see.
 //
 // A quadratic term that would come out negative is 0. It is a FieldError if a
-// sample is out of bounds, if there are fewer than three samples or two values
-// of 2 cached + new, if one sample or a few of many have all values but one, or
-// if nothing is left for the rate. Cost and order as for FitTransfer.
+// sample is out of bounds, if there are fewer than two values of 2 cached + new,
+// or if nothing is left for the rate. Cost and order as for FitTransfer.
 func FitPrefill(samples []PrefillSample, by Estimator) (PrefillFit, error) {
 	const minSeconds = 1e-9 // less could not be squared and divided by
 	observed := make([]observation, len(samples))
@@ -201,9 +204,9 @@ func FitPrefill(samples []PrefillSample, by Estimator) (PrefillFit, error) {
 // gives what decoding costs; pace over whole requests, prefills of the others
 // included, gives what the contention term of the cost stands for.
 //
-// It is a FieldError if a sample is out of bounds, if there are fewer than three
-// samples or two counts of requests, if one sample or a few of many have all
-// counts but one, or if more requests do not make a token slower. Cost and order as for FitTransfer.
+// It is a FieldError if a sample is out of bounds, if there are fewer than two
+// counts of requests, or if more requests do not make a token slower. Cost and
+// order as for FitTransfer.
 func FitContention(samples []ContentionSample, by Estimator) (ContentionFit, error) {
 	observed := make([]observation, len(samples))
 	for i, s := range samples {
@@ -257,8 +260,8 @@ func fitLine(observed []observation, by Estimator, sizes string) (fitted, error)
 	if err := by.validate(); err != nil {
 		return fitted{}, err
 	}
-	if len(observed) < 3 {
-		return fitted{}, fieldError("samples", len(observed), "be at least three, of different "+sizes)
+	if len(observed) < 2 {
+		return fitted{}, fieldError("samples", len(observed), "be of at least two different "+sizes)
 	}
 	slices.SortFunc(observed, func(a, b observation) int {
 		return cmp.Or(cmp.Compare(a.x, b.x), cmp.Compare(a.y, b.y), cmp.Compare(a.load, b.load), cmp.Compare(a.scale, b.scale))
@@ -280,17 +283,20 @@ func fitLine(observed []observation, by Estimator, sizes string) (fitted, error)
 	sets, scale := withoutSome(observed)
 	for _, set := range sets {
 		l, perLoad, err := f.lay(set, by, sizes)
-		if err != nil {
-			return fitted{}, err
+		if err != nil { // what was left out decides alone
+			intercepts = nil
+			break
 		}
 		intercepts = append(intercepts, l.intercept-f.intercept)
 		slopes = append(slopes, l.slope-f.slope)
 		perLoads = append(perLoads, perLoad-f.perLoad)
 	}
-	f.interceptError = scale * floats.Norm(intercepts, 2)
-	f.slopeError = scale * floats.Norm(slopes, 2)
-	f.perLoadError = scale * floats.Norm(perLoads, 2)
 	f.quality = f.judge(observed)
+	if f.quality.ErrorsKnown = intercepts != nil; f.quality.ErrorsKnown {
+		f.interceptError = scale * floats.Norm(intercepts, 2)
+		f.slopeError = scale * floats.Norm(slopes, 2)
+		f.perLoadError = scale * floats.Norm(perLoads, 2)
+	}
 	f.slope, f.slopeError = math.Ldexp(f.slope, -exponent), math.Ldexp(f.slopeError, -exponent)
 	return f, nil
 }
@@ -349,8 +355,7 @@ func (f *fitted) lay(observed []observation, by Estimator, sizes string) (l line
 		floats.Scale(float64(len(c.weights))/floats.Sum(c.weights), c.weights)
 	}
 	if !(c.width() > sameSize) { // of the greatest x of all, which is about 1
-		return line{}, 0, &FieldError{Path: "samples", Want: "be of at least two different " + sizes +
-			"; one alone, or a few of many, must not decide"}
+		return line{}, 0, &FieldError{Path: "samples", Want: "be of at least two different " + sizes}
 	}
 	if f.loadMean > 0 {
 		if perLoad, err = loadSlope(observed, c, by); err != nil {
