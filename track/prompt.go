@@ -1,0 +1,117 @@
+package track
+
+import (
+	"encoding/binary"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Salt keeps prompts apart whose KV differs though their tokens do not.
+// Prompts under different salts share no block.
+type Salt struct {
+	// Model is the name of the served model.
+	Model string
+	// Adapter is the name of the adapter (LoRA), empty for none.
+	Adapter string
+}
+
+// Prompt is a prompt cut into blocks, each named by a 64-bit hash of its
+// contents and of all blocks before it, so that equal blocks behind different
+// prefixes have different names. Make it once per request, and use it for the
+// snapshot, the Begin and every retry. The last block that is not full is left
+// out: engines share whole blocks only.
+//
+// Two different prefixes are taken for the same where their 64-bit hashes
+// (xxHash) collide. Among n blocks held and one asked for, that has a chance
+// of n / 2^64; xxHash does not withstand someone who looks for collisions, and
+// what that would win is a request sent to the wrong instance.
+type Prompt struct {
+	// Blocks are the chained hashes, first block first.
+	Blocks []uint64
+	// units is the size of the prompt in tokens or, for text, in bytes; 0 for
+	// tokens, whose size needs no scaling.
+	units int
+	// blockUnits is the size of a block in the same.
+	blockUnits int
+}
+
+// The kinds of prompts are hashed from different roots.
+const (
+	rootTokens = "kvpolicy tokens"
+	rootText   = "kvpolicy text"
+)
+
+// TokenPrompt hashes a prompt that is known by its token ids, in blocks of
+// Config.BlockTokens. The hashes are appended to dst[:0], which may be nil; the
+// Prompt keeps them. Cached lengths of such a prompt are exact, to within one
+// block.
+func (t *Tracker) TokenPrompt(dst []uint64, salt Salt, tokens []uint32) Prompt {
+	size := t.config.BlockTokens
+	return Prompt{Blocks: chainTokens(dst[:0], salt.root(rootTokens, size), tokens, size), blockUnits: size}
+}
+
+// TextPrompt hashes a prompt that is known only as text, in blocks of
+// Config.TextBlockBytes; otherwise it is like TokenPrompt. Cached lengths of
+// such a prompt are estimates: the share of its bytes that an instance has
+// seen, of the request's ContextTokens. The text must be rendered the same way
+// for each turn, so that a conversation's next prompt begins with the last.
+func (t *Tracker) TextPrompt(dst []uint64, salt Salt, text []byte) Prompt {
+	size := t.config.TextBlockBytes
+	dst = dst[:0]
+	parent := salt.root(rootText, size)
+	p := Prompt{units: len(text), blockUnits: size}
+	for ; len(text) >= size; text = text[size:] {
+		parent = chain(parent, text[:size])
+		dst = append(dst, parent)
+	}
+	p.Blocks = dst
+	return p
+}
+
+// cachedTokens is the length, in tokens, of the first blocks of p as a request
+// of that context counts them.
+func (p *Prompt) cachedTokens(blocks int, context int64) int64 {
+	if p.units == 0 {
+		return int64(blocks) * int64(p.blockUnits)
+	}
+	return int64(float64(context) * (float64(blocks*p.blockUnits) / float64(p.units)))
+}
+
+// root is the name that the first block's chain begins with. The lengths keep
+// ("ab", "c") and ("a", "bc") apart.
+func (s Salt) root(kind string, blockSize int) uint64 {
+	h := xxhash.Sum64String(kind)
+	for _, part := range [...]string{s.Model, s.Adapter} {
+		h = fold(h, uint64(len(part)))
+		h = fold(h, xxhash.Sum64String(part))
+	}
+	return fold(h, uint64(blockSize))
+}
+
+func fold(state, word uint64) uint64 {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:8], state)
+	binary.LittleEndian.PutUint64(b[8:], word)
+	return xxhash.Sum64(b[:])
+}
+
+// chain is the name of a block behind a parent.
+func chain(parent uint64, block []byte) uint64 { return fold(parent, xxhash.Sum64(block)) }
+
+// chainTokens appends the names of the whole blocks of tokens behind parent.
+func chainTokens(dst []uint64, parent uint64, tokens []uint32, size int) []uint64 {
+	var buffer [4 * 256]byte
+	block := buffer[:]
+	if 4*size > len(buffer) {
+		block = make([]byte, 4*size)
+	}
+	block = block[:4*size]
+	for ; len(tokens) >= size; tokens = tokens[size:] {
+		for i, token := range tokens[:size] {
+			binary.LittleEndian.PutUint32(block[4*i:], token)
+		}
+		parent = chain(parent, block)
+		dst = append(dst, parent)
+	}
+	return dst
+}
