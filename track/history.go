@@ -38,7 +38,7 @@ func (t *Tracker) History(now time.Time) []NodeHistory {
 		byNode[node] = slices.Clone(sessions)
 	}
 	for _, i := range t.instances {
-		byNode[i.node()] = append(byNode[i.node()], i.session(now, false))
+		byNode[i.node()] = append(byNode[i.node()], i.session(t.seconds(now), false))
 	}
 	histories := make([]NodeHistory, 0, len(byNode))
 	for node, sessions := range byNode {
@@ -57,7 +57,7 @@ func (i *instance) node() string {
 }
 
 // session is the instance's present session as it stands at the end.
-func (i *instance) session(end time.Time, observed bool) Session {
+func (i *instance) session(end float64, observed bool) Session {
 	s := Session{DurationSeconds: age(i.started, end), Observed: observed, EnteredSeconds: age(i.started, i.watched)}
 	if s.EnteredSeconds >= s.DurationSeconds { // watched for no time: nothing was observed
 		s.EnteredSeconds, s.Observed = s.DurationSeconds, false
@@ -66,7 +66,7 @@ func (i *instance) session(end time.Time, observed bool) Session {
 }
 
 // closeSession writes the instance's session into the history of its node.
-func (t *Tracker) closeSession(i *instance, end time.Time, observed bool) {
+func (t *Tracker) closeSession(i *instance, end float64, observed bool) {
 	if t.history == nil {
 		return
 	}
@@ -77,6 +77,5 @@ func (t *Tracker) closeSession(i *instance, end time.Time, observed bool) {
 	t.history.Add(i.node(), append(slices.Clip(sessions), i.session(end, observed)))
 }
 
-// age is the time from one instant to another in seconds, within what a
-// snapshot allows.
-func age(from, to time.Time) float64 { return min(max(0, to.Sub(from).Seconds()), maxSeconds) }
+// age is the time from one instant to another, within what a snapshot allows.
+func age(from, to float64) float64 { return min(max(0, to-from), maxSeconds) }

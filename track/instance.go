@@ -86,7 +86,7 @@ type instance struct {
 	// that what is remembered of an earlier life is told apart. started is when
 	// this life began, as well as is known; watched is when watching it began.
 	life             uint64
-	started, watched time.Time
+	started, watched float64
 
 	load    load
 	entries map[*entry]struct{}
@@ -106,7 +106,8 @@ type instance struct {
 }
 
 // Join adds an instance, ready. One that is there already keeps all that is
-// known of it, and takes over what info says. The error is a
+// known of it and takes over what info says; another StartedAt than before
+// means that it has restarted, as in Observe. The error is a
 // *kvpolicy.FieldError, and nothing is changed then.
 func (t *Tracker) Join(id string, info InstanceInfo, now time.Time) error {
 	if id == "" {
@@ -117,9 +118,13 @@ func (t *Tracker) Join(id string, info InstanceInfo, now time.Time) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.hasBase {
+		t.base, t.hasBase = now, true
+	}
 	i := t.byID[id]
 	if i == nil {
-		i = &instance{id: id, state: Ready, life: t.nextLife(), started: now, watched: now, entries: map[*entry]struct{}{}}
+		instant := t.seconds(now)
+		i = &instance{id: id, state: Ready, life: t.nextLife(), started: instant, watched: instant, entries: map[*entry]struct{}{}}
 		i.stats.ID = id
 		t.openPrefixes(i)
 		t.byID[id] = i
@@ -127,10 +132,14 @@ func (t *Tracker) Join(id string, info InstanceInfo, now time.Time) error {
 		t.instances = slices.Insert(t.instances, at, i)
 		t.renumber()
 	}
-	i.known = info
-	if !info.StartedAt.IsZero() {
-		i.started = info.StartedAt
+	if before := i.known.StartedAt; !info.StartedAt.IsZero() && !info.StartedAt.Equal(before) {
+		if before.IsZero() {
+			i.started = min(t.seconds(info.StartedAt), t.seconds(now))
+		} else {
+			t.restart(i, info.StartedAt, t.seconds(now))
+		}
 	}
+	i.known = info
 	i.boundPrefixes(t.config)
 	return nil
 }
@@ -152,7 +161,7 @@ func (t *Tracker) Leave(id string, how Ending, now time.Time) error {
 	for e := range i.entries {
 		t.drop(e)
 	}
-	t.closeSession(i, now, how == Lost)
+	t.closeSession(i, t.seconds(now), how == Lost)
 	if i.group != nil {
 		i.group.clear(i.slot, i.life, 0)
 	}

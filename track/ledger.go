@@ -24,9 +24,9 @@ const (
 type entry struct {
 	key     Key
 	session string
-	begun   uint64    // the order of Begins
-	sent    time.Time // to the target
-	alive   time.Time // the last sign of life
+	begun   uint64  // the order of Begins
+	sent    float64 // to the target; times are in seconds, see Tracker.seconds
+	alive   float64 // the last sign of life
 	target  *instance
 	source  *instance // of its prefill, where that is not the target; else nil
 	phase   phase
@@ -161,7 +161,8 @@ func (t *Tracker) Begin(r Request, d kvpolicy.Decision, now time.Time) error {
 			return unknownInstance("decision.prefill_on", d.PrefillOn)
 		}
 	}
-	t.bind(r.Session, to, now)
+	instant := t.seconds(now)
+	t.bind(r.Session, to, instant)
 	lacking := func(blocks int) int64 {
 		return max(0, r.ContextTokens-r.Prompt.cachedTokens(blocks, r.ContextTokens))
 	}
@@ -172,7 +173,7 @@ func (t *Tracker) Begin(r Request, d kvpolicy.Decision, now time.Time) error {
 	case e != nil && d.Action == kvpolicy.Migrate:
 		e.change(func() {
 			e.target, e.source, e.session = to, nil, r.Session
-			e.sent, e.alive = now, now
+			e.sent, e.alive = instant, instant
 			e.hops++
 			e.uncached = min(e.context, lacking(heldByTarget))
 			if d.Move.Method == kvpolicy.Recompute || e.phase == prefilling {
@@ -186,7 +187,7 @@ func (t *Tracker) Begin(r Request, d kvpolicy.Decision, now time.Time) error {
 	}
 	t.begins++
 	e = &entry{
-		key: key, session: r.Session, begun: t.begins, sent: now, alive: now,
+		key: key, session: r.Session, begun: t.begins, sent: instant, alive: instant,
 		target: to, source: from, phase: prefilling,
 		context: r.ContextTokens, remaining: r.RemainingTokens,
 		uncached: lacking(heldByTarget), atSource: lacking(heldBySource), hops: r.Hops,
@@ -261,9 +262,7 @@ func (t *Tracker) advance(key Key, now time.Time, how func(e *entry)) bool {
 		return false
 	}
 	e.change(func() { how(e) })
-	if now.After(e.alive) {
-		e.alive = now
-	}
+	e.alive = max(e.alive, t.seconds(now))
 	return true
 }
 
@@ -280,7 +279,7 @@ func (t *Tracker) End(key Key, now time.Time) bool {
 	if e == nil {
 		return false
 	}
-	t.touch(e.session, e.target, now)
+	t.touch(e.session, e.target, t.seconds(now))
 	t.drop(e)
 	return true
 }

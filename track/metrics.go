@@ -68,8 +68,10 @@ func (m *Metrics) validate() error {
 // scrape is what the last metrics said, against the ledger of that time.
 type scrape struct {
 	metrics Metrics
-	at      time.Time // of the last scrape at all; zero before the first
-	fresh   time.Time // of the last that told of load
+	// at is when it was taken, if any was; fresh is when the last was that told
+	// of load, if any did.
+	at, fresh     float64
+	any, hasFresh bool
 	// capacity is the KV pool in tokens, 0 where unknown.
 	capacity int64
 	// foreign is how many requests the server had beyond those of the ledger,
@@ -98,7 +100,7 @@ type scrape struct {
 // A scrape that is not later than the last is passed over. Metrics that tell
 // of neither requests nor KV do not make an instance's metrics fresh. Metrics
 // with a fault are a FieldError, and none of them is taken in.
-func (t *Tracker) Observe(id string, m Metrics, at time.Time) error {
+func (t *Tracker) Observe(id string, m Metrics, now time.Time) error {
 	if err := m.validate(); err != nil {
 		return err
 	}
@@ -108,16 +110,16 @@ func (t *Tracker) Observe(id string, m Metrics, at time.Time) error {
 	if i == nil {
 		return unknownInstance("instance", id)
 	}
-	last := &i.scrape
-	if !last.at.IsZero() && !at.After(last.at) {
+	at, last := t.seconds(now), &i.scrape
+	if last.any && at <= last.at {
 		return nil
 	}
 	if last.anotherProcess(&m) {
 		t.restart(i, m.StartedAt, at)
-	} else if i.known.StartedAt.IsZero() && last.metrics.StartedAt.IsZero() && !m.StartedAt.IsZero() && m.StartedAt.Before(at) {
-		i.started = m.StartedAt
+	} else if i.known.StartedAt.IsZero() && last.metrics.StartedAt.IsZero() && !m.StartedAt.IsZero() {
+		i.started = min(t.seconds(m.StartedAt), at)
 	}
-	next := scrape{metrics: m, at: at, fresh: last.fresh, capacity: m.BlockTokens * m.Blocks}
+	next := scrape{metrics: m, at: at, any: true, fresh: last.fresh, hasFresh: last.hasFresh, capacity: m.BlockTokens * m.Blocks}
 	if m.StartedAt.IsZero() {
 		next.metrics.StartedAt = last.metrics.StartedAt
 	}
@@ -125,7 +127,7 @@ func (t *Tracker) Observe(id string, m Metrics, at time.Time) error {
 		next.metrics.Counter = last.metrics.Counter
 	}
 	if m.Running != nil || m.Waiting != nil || m.KVUsage != nil {
-		next.fresh = at
+		next.fresh, next.hasFresh = at, true
 	}
 	t.dropPhantoms(i, &m, at)
 	if capacity := cmp.Or(next.capacity, i.known.KVCapacityTokens); m.KVUsage != nil && capacity > 0 {
@@ -163,15 +165,20 @@ func (s *scrape) anotherProcess(m *Metrics) bool {
 
 // restart begins another life of an instance. startedAt is when its process
 // started, zero where that is unknown.
-func (t *Tracker) restart(i *instance, startedAt, at time.Time) {
+func (t *Tracker) restart(i *instance, startedAt time.Time, at float64) {
 	i.stats.Restarts++
-	t.closeSession(i, i.scrape.at, i.state != Draining)
+	started, survivesFrom := at, math.Nextafter(i.scrape.at, math.Inf(1))
+	if !startedAt.IsZero() {
+		started = min(t.seconds(startedAt), at)
+		survivesFrom = started
+	}
+	seen := started
+	if i.scrape.any {
+		seen = min(i.scrape.at, started)
+	}
+	t.closeSession(i, seen, i.state != Draining)
 	for e := range i.entries {
-		survives := e.sent.After(i.scrape.at)
-		if !startedAt.IsZero() {
-			survives = !e.sent.Before(startedAt)
-		}
-		if !survives {
+		if e.sent < survivesFrom {
 			t.drop(e)
 			i.stats.Lost++
 		}
@@ -180,22 +187,18 @@ func (t *Tracker) restart(i *instance, startedAt, at time.Time) {
 	if i.group != nil {
 		i.group.clear(i.slot, i.life, life)
 	}
-	i.life, i.started = life, at
-	if !startedAt.IsZero() && startedAt.Before(at) {
-		i.started = startedAt
-	}
-	i.watched = i.started
+	i.life, i.started, i.watched = life, started, started
 	i.scrape = scrape{}
 }
 
 // dropPhantoms drops requests that the server cannot have.
-func (t *Tracker) dropPhantoms(i *instance, m *Metrics, at time.Time) {
+func (t *Tracker) dropPhantoms(i *instance, m *Metrics, at float64) {
 	if m.Running == nil || m.Waiting == nil || i.load.requests-i.load.away <= m.requests() {
 		return
 	}
 	var silent []*entry
 	for e := range i.entries {
-		if (!e.remote() || e.source == i) && at.Sub(e.alive) > t.config.Grace {
+		if (!e.remote() || e.source == i) && at-e.alive > t.config.Grace.Seconds() {
 			silent = append(silent, e)
 		}
 	}
@@ -204,7 +207,7 @@ func (t *Tracker) dropPhantoms(i *instance, m *Metrics, at time.Time) {
 		return
 	}
 	slices.SortFunc(silent, func(a, b *entry) int {
-		return cmp.Or(a.alive.Compare(b.alive), cmp.Compare(a.begun, b.begun))
+		return cmp.Or(cmp.Compare(a.alive, b.alive), cmp.Compare(a.begun, b.begun))
 	})
 	for _, e := range silent[:phantoms] {
 		t.drop(e)

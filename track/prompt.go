@@ -57,15 +57,7 @@ func (t *Tracker) TokenPrompt(dst []uint64, salt Salt, tokens []uint32) Prompt {
 // for each turn, so that a conversation's next prompt begins with the last.
 func (t *Tracker) TextPrompt(dst []uint64, salt Salt, text []byte) Prompt {
 	size := t.config.TextBlockBytes
-	dst = dst[:0]
-	parent := salt.root(rootText, size)
-	p := Prompt{units: len(text), blockUnits: size}
-	for ; len(text) >= size; text = text[size:] {
-		parent = chain(parent, text[:size])
-		dst = append(dst, parent)
-	}
-	p.Blocks = dst
-	return p
+	return Prompt{Blocks: chainText(dst[:0], salt.root(rootText, size), text, size), units: len(text), blockUnits: size}
 }
 
 // cachedTokens is the length, in tokens, of the first blocks of p as a request
@@ -95,22 +87,52 @@ func fold(state, word uint64) uint64 {
 	return xxhash.Sum64(b[:])
 }
 
-// chain is the name of a block behind a parent.
-func chain(parent uint64, block []byte) uint64 { return fold(parent, xxhash.Sum64(block)) }
+// chainBuffer is where a block stands behind its parent's name to be hashed;
+// blocks of up to 256 bytes need no allocation.
+type chainBuffer struct {
+	small [8 + 256]byte
+	bytes []byte
+}
+
+func (c *chainBuffer) size(block int) {
+	if c.bytes = c.small[:]; 8+block > len(c.bytes) {
+		c.bytes = make([]byte, 8+block)
+	}
+	c.bytes = c.bytes[:8+block]
+}
+
+// chain is the name of the block in the buffer behind a parent.
+func (c *chainBuffer) chain(parent uint64) uint64 {
+	binary.LittleEndian.PutUint64(c.bytes, parent)
+	return xxhash.Sum64(c.bytes)
+}
 
 // chainTokens appends the names of the whole blocks of tokens behind parent.
 func chainTokens(dst []uint64, parent uint64, tokens []uint32, size int) []uint64 {
-	var buffer [4 * 256]byte
-	block := buffer[:]
-	if 4*size > len(buffer) {
-		block = make([]byte, 4*size)
-	}
-	block = block[:4*size]
+	var c chainBuffer
+	c.size(4 * size)
 	for ; len(tokens) >= size; tokens = tokens[size:] {
-		for i, token := range tokens[:size] {
-			binary.LittleEndian.PutUint32(block[4*i:], token)
+		to := c.bytes[8:]
+		block := tokens[:size]
+		for ; len(block) >= 2; block, to = block[2:], to[8:] { // two at a time: it is what takes the time
+			binary.LittleEndian.PutUint64(to, uint64(block[0])|uint64(block[1])<<32)
 		}
-		parent = chain(parent, block)
+		if len(block) > 0 {
+			binary.LittleEndian.PutUint32(to, block[0])
+		}
+		parent = c.chain(parent)
+		dst = append(dst, parent)
+	}
+	return dst
+}
+
+// chainText appends the names of the whole blocks of text behind parent.
+func chainText(dst []uint64, parent uint64, text []byte, size int) []uint64 {
+	var c chainBuffer
+	c.size(size)
+	for ; len(text) >= size; text = text[size:] {
+		copy(c.bytes[8:], text)
+		parent = c.chain(parent)
 		dst = append(dst, parent)
 	}
 	return dst

@@ -35,6 +35,7 @@ func (t *Tracker) Snapshot(r Request, now time.Time, b *Buffer) kvpolicy.Snapsho
 	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()
+	instant := t.seconds(now)
 	s := kvpolicy.Snapshot{Request: r.Request}
 	e := t.requests[r.Key()]
 	if e != nil {
@@ -43,13 +44,13 @@ func (t *Tracker) Snapshot(r Request, now time.Time, b *Buffer) kvpolicy.Snapsho
 		s.Request.RemainingTokens = max(0, e.remaining-e.generated)
 	}
 	if s.Request.Affinity == "" {
-		s.Request.Affinity = t.homeOf(r.Session, now)
+		s.Request.Affinity = t.homeOf(r.Session, instant)
 	}
 	b.instances = slices.Grow(b.instances[:0], len(t.instances))[:len(t.instances)]
 	s.Instances = b.instances
 	for at, i := range t.instances {
 		v := &s.Instances[at]
-		i.view(v, e, now)
+		i.view(v, e, instant)
 		if indexed && i.matchAt < len(b.matches) {
 			if m := b.matches[i.matchAt]; m.life == i.life {
 				v.CachedTokens = r.Prompt.cachedTokens(m.blocks, s.Request.ContextTokens)
@@ -76,7 +77,7 @@ func (t *Tracker) match(blocks []uint64, b *Buffer) {
 
 // view writes what is known of an instance, without the request of e, which is
 // nil for a new one.
-func (i *instance) view(v *kvpolicy.Instance, e *entry, now time.Time) {
+func (i *instance) view(v *kvpolicy.Instance, e *entry, now float64) {
 	l, s := i.load, &i.scrape
 	if e != nil {
 		l.add(e.part(i), -1)
@@ -105,7 +106,7 @@ func (i *instance) view(v *kvpolicy.Instance, e *entry, now time.Time) {
 		Unavailable:          i.state == Down || i.state == Draining && (e == nil || e.target != i),
 		MetricsAgeSeconds:    maxSeconds, // never scraped: nothing is known
 	}
-	if !s.fresh.IsZero() {
+	if s.hasFresh {
 		v.MetricsAgeSeconds = age(s.fresh, now)
 	}
 }

@@ -2,6 +2,7 @@ package track
 
 import (
 	"sync"
+	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
@@ -24,9 +25,12 @@ type Tracker struct {
 	groups    []*prefixGroup // appended to and never changed
 	requests  map[Key]*entry
 	begins    uint64
-	ended     *simplelru.LRU[Key, struct{}]
-	sessions  *simplelru.LRU[string, home]      // nil where none are remembered
-	history   *simplelru.LRU[string, []Session] // nil where none is kept
+	// base is the first time that Join was told, from which seconds count.
+	base     time.Time
+	hasBase  bool
+	ended    *simplelru.LRU[Key, struct{}]
+	sessions *simplelru.LRU[string, home]      // nil where none are remembered
+	history  *simplelru.LRU[string, []Session] // nil where none is kept
 }
 
 // New returns a tracker without instances. The error is that of
@@ -46,3 +50,7 @@ func New(c Config) (*Tracker, error) {
 	}
 	return t, nil
 }
+
+// seconds is an instant as the tracker keeps it: the seconds since its base,
+// which keeps the monotonic clock where the callers' times have one.
+func (t *Tracker) seconds(instant time.Time) float64 { return instant.Sub(t.base).Seconds() }
