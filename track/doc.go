@@ -25,7 +25,7 @@
 //	SetState               as health checks fail and recover, or an instance drains
 //	Observe                with each scrape of an instance's metrics
 //	BlocksStored, BlocksRemoved, BlocksCleared   with KV events, where engines publish them
-//	SetCurve               now and then, with curves made from History
+//	FitCurves              about once a minute, where the policy has a hazard model
 //	Stats                  for its own metrics
 //
 // # Which signal goes where

@@ -1,66 +1,88 @@
 package track
 
 import (
-	"slices"
-	"strings"
 	"time"
+
+	"github.com/kvpolicy/kvpolicy"
 )
 
-// Session is one session of a node, from when it came up to when it was lost,
-// as far as it was watched.
-type Session struct {
-	// DurationSeconds is the node's age when the session ended or was last seen.
-	DurationSeconds float64
-	// Observed tells that it ended then, unplanned. A session that is still
-	// open, or whose end was planned, is censored.
-	Observed bool
-	// EnteredSeconds is the node's age when watching began (left truncation).
-	EnteredSeconds float64
+// record is the sessions of one node that are over, oldest first.
+type record struct {
+	kind     string
+	sessions []kvpolicy.Session
 }
 
-// NodeHistory is the sessions of one node, oldest first.
-type NodeHistory struct {
-	Node     string
-	Sessions []Session
+// fittedCurve is a survival curve, and the name that snapshots call it by.
+type fittedCurve struct {
+	curve kvpolicy.Curve
+	name  string
 }
 
-// History returns the sessions of every node that is remembered, those of now
-// included as censored, in the order of the nodes' names.
-func (t *Tracker) History(now time.Time) []NodeHistory {
+// Histories returns the sessions of every node that is remembered, those that
+// are running now included. Nodes are named by the ids of their instances.
+func (t *Tracker) Histories(now time.Time) *kvpolicy.Histories {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	if t.history == nil {
-		return nil
-	}
-	byNode := map[string][]Session{}
-	for _, node := range t.history.Keys() {
-		sessions, _ := t.history.Peek(node)
-		byNode[node] = slices.Clone(sessions)
+	h := kvpolicy.NewHistories(kvpolicy.DefaultMinSessions)
+	// Sessions are kept within what Histories asks of them.
+	if t.history != nil {
+		for _, id := range t.history.Keys() {
+			r, _ := t.history.Peek(id)
+			for _, s := range r.sessions {
+				_ = h.Add(id, r.kind, s)
+			}
+		}
 	}
 	for _, i := range t.instances {
-		byNode[i.node()] = append(byNode[i.node()], i.session(t.seconds(now), false))
+		s := i.session(t.seconds(now), false)
+		_ = h.SetRunning(i.id, i.known.Kind, s.DurationSeconds, s.EnteredSeconds)
 	}
-	histories := make([]NodeHistory, 0, len(byNode))
-	for node, sessions := range byNode {
-		histories = append(histories, NodeHistory{node, sessions})
-	}
-	slices.SortFunc(histories, func(a, b NodeHistory) int { return strings.Compare(a.Node, b.Node) })
-	return histories
+	return h
 }
 
-// node is the name of the instance's history.
-func (i *instance) node() string {
-	if i.known.Node != "" {
-		return i.known.Node
+// FitCurves gives every instance a Kaplan-Meier curve, from the sessions of its
+// node where at least kvpolicy.DefaultMinSessions of them are completed, else
+// of its kind, else of all. Call it about once a minute where the policy has a
+// hazard model; it takes time in proportion to the sessions that are
+// remembered, most of it without holding up anybody. Instances that join later
+// take the curve of their node, kind or fleet as of then, those that joined
+// before the first call have none, and never fail.
+func (t *Tracker) FitCurves(now time.Time) {
+	h := t.Histories(now)
+	t.mu.RLock()
+	instances := append([]*instance(nil), t.instances...)
+	t.mu.RUnlock()
+	fitted := make([]fittedCurve, len(instances))
+	for at, i := range instances {
+		fitted[at] = curveOf(h, i.id, i.known.Kind)
 	}
-	return i.id
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.fitted = h
+	for at, i := range instances {
+		i.survival = fitted[at]
+	}
+}
+
+// curveOf is the curve of a node.
+func curveOf(h *kvpolicy.Histories, id, kind string) fittedCurve {
+	curve, level := h.Curve(id)
+	switch level {
+	case kvpolicy.LevelNode:
+		return fittedCurve{curve, "node " + id}
+	case kvpolicy.LevelKind:
+		return fittedCurve{curve, "kind " + kind}
+	}
+	return fittedCurve{curve, "fleet"}
 }
 
 // session is the instance's present session as it stands at the end.
-func (i *instance) session(end float64, observed bool) Session {
-	s := Session{DurationSeconds: age(i.started, end), Observed: observed, EnteredSeconds: age(i.started, i.watched)}
-	if s.EnteredSeconds >= s.DurationSeconds { // watched for no time: nothing was observed
-		s.EnteredSeconds, s.Observed = s.DurationSeconds, false
+func (i *instance) session(end float64, observed bool) kvpolicy.Session {
+	s := kvpolicy.Session{DurationSeconds: age(i.started, end), EnteredSeconds: age(i.started, i.watched)}
+	if s.EnteredSeconds >= s.DurationSeconds {
+		s.EnteredSeconds = s.DurationSeconds // watched for no time: it says nothing
+	} else {
+		s.Observed = observed
 	}
 	return s
 }
@@ -70,11 +92,11 @@ func (t *Tracker) closeSession(i *instance, end float64, observed bool) {
 	if t.history == nil {
 		return
 	}
-	sessions, _ := t.history.Get(i.node())
-	if len(sessions) >= t.config.HistorySessions {
-		sessions = sessions[len(sessions)-t.config.HistorySessions+1:]
+	r, _ := t.history.Get(i.id)
+	if most := t.config.HistorySessions; len(r.sessions) >= most {
+		r.sessions = append([]kvpolicy.Session(nil), r.sessions[len(r.sessions)-most+1:]...)
 	}
-	t.history.Add(i.node(), append(slices.Clip(sessions), i.session(end, observed)))
+	t.history.Add(i.id, record{i.known.Kind, append(r.sessions, i.session(end, observed))})
 }
 
 // age is the time from one instant to another, within what a snapshot allows.

@@ -40,10 +40,10 @@ const (
 // InstanceInfo is what a router knows of an instance beforehand. All of it may be
 // left out.
 type InstanceInfo struct {
-	// Node names the node for its history of sessions: instances of one node
-	// share it. Empty is the instance's id. Name the machine, or the kind of
-	// machine, where ids do not come back, as those of pods.
-	Node string
+	// Kind is the kind of node, such as laptop, spot or pod, whose sessions are
+	// pooled where a node has too few of its own for a survival curve; empty for
+	// none.
+	Kind string
 	// StartedAt is when the node came up, which its uptime counts from. Zero is
 	// unknown: the server's own start time then counts (Metrics.StartedAt), and
 	// failing that the time it joined.
@@ -92,8 +92,7 @@ type instance struct {
 	entries map[*entry]struct{}
 	scrape  scrape
 
-	curve     kvpolicy.Curve
-	curveName string
+	survival fittedCurve
 
 	// group and slot are the place in the prefix index; group is nil where
 	// there is none.
@@ -140,6 +139,10 @@ func (t *Tracker) Join(id string, info InstanceInfo, now time.Time) error {
 		}
 	}
 	i.known = info
+	if t.fitted != nil && i.survival.curve == nil {
+		_ = t.fitted.SetRunning(id, info.Kind, 0, 0) // so that it is known to be of its kind
+		i.survival = curveOf(t.fitted, id, info.Kind)
+	}
 	i.boundPrefixes(t.config)
 	return nil
 }
@@ -187,8 +190,8 @@ func (t *Tracker) SetState(id string, state State) error {
 	return nil
 }
 
-// SetCurve gives an instance its survival curve, for policies with a hazard
-// model; nil, as it begins, never fails. name is what errors and the JSON form
+// SetCurve gives an instance a survival curve that was not fitted by FitCurves,
+// for policies with a hazard model; nil, as it begins, never fails. name is what errors and the JSON form
 // of a snapshot call the curve. An unknown instance is a FieldError.
 func (t *Tracker) SetCurve(id string, curve kvpolicy.Curve, name string) error {
 	t.mu.Lock()
@@ -197,7 +200,7 @@ func (t *Tracker) SetCurve(id string, curve kvpolicy.Curve, name string) error {
 	if i == nil {
 		return unknownInstance("instance", id)
 	}
-	i.curve, i.curveName = curve, name
+	i.survival = fittedCurve{curve, name}
 	return nil
 }
 

@@ -101,8 +101,8 @@ func (i *instance) view(v *kvpolicy.Instance, e *entry, now float64) {
 		KVCapacityTokens:     i.capacity(),
 		KVUsedTokens:         min(used, maxTokens),
 		UptimeSeconds:        age(i.started, now),
-		Curve:                i.curve,
-		CurveName:            i.curveName,
+		Curve:                i.survival.curve,
+		CurveName:            i.survival.name,
 		Unavailable:          i.state == Down || i.state == Draining && (e == nil || e.target != i),
 		MetricsAgeSeconds:    maxSeconds, // never scraped: nothing is known
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/kvpolicy/kvpolicy"
 )
 
 // Tracker remembers between decisions what a Snapshot needs. Its methods may
@@ -29,8 +31,9 @@ type Tracker struct {
 	base     time.Time
 	hasBase  bool
 	ended    *simplelru.LRU[Key, struct{}]
-	sessions *simplelru.LRU[string, home]      // nil where none are remembered
-	history  *simplelru.LRU[string, []Session] // nil where none is kept
+	sessions *simplelru.LRU[string, home]   // nil where none are remembered
+	history  *simplelru.LRU[string, record] // nil where none is kept
+	fitted   *kvpolicy.Histories            // nil before FitCurves
 }
 
 // New returns a tracker without instances. The error is that of
@@ -46,7 +49,7 @@ func New(c Config) (*Tracker, error) {
 		t.sessions, _ = simplelru.NewLRU[string, home](c.Sessions, nil)
 	}
 	if c.HistoryNodes > 0 {
-		t.history, _ = simplelru.NewLRU[string, []Session](c.HistoryNodes, nil)
+		t.history, _ = simplelru.NewLRU[string, record](c.HistoryNodes, nil)
 	}
 	return t, nil
 }
