@@ -10,15 +10,10 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/kvpolicy/kvpolicy/track"
 )
-
-var epoch = time.Unix(1_700_000_000, 0)
-
-func at(seconds float64) time.Time { return epoch.Add(time.Duration(seconds * float64(time.Second))) }
 
 // fleet returns a tracker with n instances, each scraped once.
 func fleet(t testing.TB, c track.Config, n int) *track.Tracker {

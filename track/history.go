@@ -49,18 +49,21 @@ func (t *Tracker) Histories(now time.Time) *kvpolicy.Histories {
 // before the first call have none, and never fail.
 func (t *Tracker) FitCurves(now time.Time) {
 	h := t.Histories(now)
+	fitted := map[*instance]fittedCurve{}
+	kinds := map[*instance]string{}
 	t.mu.RLock()
-	instances := append([]*instance(nil), t.instances...)
+	for _, i := range t.instances {
+		kinds[i] = i.known.Kind
+	}
 	t.mu.RUnlock()
-	fitted := make([]fittedCurve, len(instances))
-	for at, i := range instances {
-		fitted[at] = curveOf(h, i.id, i.known.Kind)
+	for i, kind := range kinds {
+		fitted[i] = curveOf(h, i.id, kind)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.fitted = h
-	for at, i := range instances {
-		i.survival = fitted[at]
+	for i, f := range fitted {
+		i.survival = f
 	}
 }
 

@@ -163,9 +163,6 @@ func (t *Tracker) Begin(r Request, d kvpolicy.Decision, now time.Time) error {
 	}
 	instant := t.seconds(now)
 	t.bind(r.Session, to, instant)
-	lacking := func(blocks int) int64 {
-		return max(0, r.ContextTokens-r.Prompt.cachedTokens(blocks, r.ContextTokens))
-	}
 	e := t.requests[key]
 	switch {
 	case e != nil && e.target == to && (from == nil || e.source == from):
@@ -175,7 +172,7 @@ func (t *Tracker) Begin(r Request, d kvpolicy.Decision, now time.Time) error {
 			e.target, e.source, e.session = to, nil, r.Session
 			e.sent, e.alive = instant, instant
 			e.hops++
-			e.uncached = min(e.context, lacking(heldByTarget))
+			e.uncached = r.Prompt.lacking(heldByTarget, e.context)
 			if d.Move.Method == kvpolicy.Recompute || e.phase == prefilling {
 				e.phase, e.pending = prefilling, e.uncached+e.generated
 			}
@@ -190,7 +187,8 @@ func (t *Tracker) Begin(r Request, d kvpolicy.Decision, now time.Time) error {
 		key: key, session: r.Session, begun: t.begins, sent: instant, alive: instant,
 		target: to, source: from, phase: prefilling,
 		context: r.ContextTokens, remaining: r.RemainingTokens,
-		uncached: lacking(heldByTarget), atSource: lacking(heldBySource), hops: r.Hops,
+		uncached: r.Prompt.lacking(heldByTarget, r.ContextTokens),
+		atSource: r.Prompt.lacking(heldBySource, r.ContextTokens), hops: r.Hops,
 	}
 	e.pending = e.uncached
 	t.requests[key] = e

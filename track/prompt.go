@@ -69,6 +69,11 @@ func (p *Prompt) cachedTokens(blocks int, context int64) int64 {
 	return int64(float64(context) * (float64(blocks*p.blockUnits) / float64(p.units)))
 }
 
+// lacking is what of the context is not in the first blocks of p.
+func (p *Prompt) lacking(blocks int, context int64) int64 {
+	return max(0, context-p.cachedTokens(blocks, context))
+}
+
 // root is the name that the first block's chain begins with. The lengths keep
 // ("ab", "c") and ("a", "bc") apart.
 func (s Salt) root(kind string, blockSize int) uint64 {
