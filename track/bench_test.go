@@ -15,40 +15,6 @@ import (
 	"github.com/kvpolicy/kvpolicy/track"
 )
 
-// fleet returns a tracker with n instances, each scraped once.
-func fleet(t testing.TB, c track.Config, n int) *track.Tracker {
-	t.Helper()
-	tracker, err := track.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	running, waiting, usage := 3.0, 1.0, 0.25
-	for i := range n {
-		id := fmt.Sprintf("instance-%03d", i)
-		if err := tracker.Join(id, track.InstanceInfo{}, at(0)); err != nil {
-			t.Fatal(err)
-		}
-		m := track.Metrics{Running: &running, Waiting: &waiting, KVUsage: &usage, BlockTokens: 16, Blocks: 26214}
-		if err := tracker.Observe(id, m, at(1)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return tracker
-}
-
-// conversation returns the token ids of a session's prompt: a system prompt
-// that all share, and then its own.
-func conversation(session, shared, tokens int) []uint32 {
-	ids := make([]uint32, tokens)
-	for i := range ids {
-		ids[i] = uint32(i)
-		if i >= shared {
-			ids[i] += uint32(session+1) << 20
-		}
-	}
-	return ids
-}
-
 // BenchmarkDecisions is a router at work on one core: 8 goroutines, each with
 // 32 requests in flight, for each of which it hashes the prompt, takes a
 // snapshot of 64 instances, decides and begins, and later sees a first token

@@ -92,40 +92,32 @@ func fold(state, word uint64) uint64 {
 	return xxhash.Sum64(b[:])
 }
 
-// chainBuffer is where a block stands behind its parent's name to be hashed;
-// blocks of up to 256 bytes need no allocation.
-type chainBuffer struct {
-	small [8 + 256]byte
-	bytes []byte
-}
+// A block is hashed in a buffer, behind the name of its parent.
+const parentBytes, stackBytes = 8, 8 + 256
 
-func (c *chainBuffer) size(block int) {
-	if c.bytes = c.small[:]; 8+block > len(c.bytes) {
-		c.bytes = make([]byte, 8+block)
+// hashBuffer is a buffer for blocks of that many bytes, on the caller's stack
+// where they fit there.
+func hashBuffer(small *[stackBytes]byte, block int) []byte {
+	if need := parentBytes + block; need > stackBytes {
+		return make([]byte, need)
 	}
-	c.bytes = c.bytes[:8+block]
-}
-
-// chain is the name of the block in the buffer behind a parent.
-func (c *chainBuffer) chain(parent uint64) uint64 {
-	binary.LittleEndian.PutUint64(c.bytes, parent)
-	return xxhash.Sum64(c.bytes)
+	return small[:parentBytes+block]
 }
 
 // chainTokens appends the names of the whole blocks of tokens behind parent.
 func chainTokens(dst []uint64, parent uint64, tokens []uint32, size int) []uint64 {
-	var c chainBuffer
-	c.size(4 * size)
+	var small [stackBytes]byte
+	buffer := hashBuffer(&small, 4*size)
 	for ; len(tokens) >= size; tokens = tokens[size:] {
-		to := c.bytes[8:]
-		block := tokens[:size]
-		for ; len(block) >= 2; block, to = block[2:], to[8:] { // two at a time: it is what takes the time
+		block, to := tokens[:size], buffer[parentBytes:]
+		for ; len(block) >= 2; block, to = block[2:], to[8:] { // two at a time: this is what takes the time
 			binary.LittleEndian.PutUint64(to, uint64(block[0])|uint64(block[1])<<32)
 		}
 		if len(block) > 0 {
 			binary.LittleEndian.PutUint32(to, block[0])
 		}
-		parent = c.chain(parent)
+		binary.LittleEndian.PutUint64(buffer, parent)
+		parent = xxhash.Sum64(buffer)
 		dst = append(dst, parent)
 	}
 	return dst
@@ -133,11 +125,12 @@ func chainTokens(dst []uint64, parent uint64, tokens []uint32, size int) []uint6
 
 // chainText appends the names of the whole blocks of text behind parent.
 func chainText(dst []uint64, parent uint64, text []byte, size int) []uint64 {
-	var c chainBuffer
-	c.size(size)
+	var small [stackBytes]byte
+	buffer := hashBuffer(&small, size)
 	for ; len(text) >= size; text = text[size:] {
-		copy(c.bytes[8:], text)
-		parent = c.chain(parent)
+		copy(buffer[parentBytes:], text)
+		binary.LittleEndian.PutUint64(buffer, parent)
+		parent = xxhash.Sum64(buffer)
 		dst = append(dst, parent)
 	}
 	return dst
