@@ -59,7 +59,7 @@ func (g *prefixGroup) stored(p place, e StoredBlocks, blockTokens, bound int) bo
 	if s.engine == nil {
 		s.engine, _ = simplelru.NewLRU[uint64, uint64](bound, nil)
 	}
-	parent := e.Salt.root(rootTokens, blockTokens)
+	parent := e.Salt.root(rootTokens)
 	if e.Parent != nil {
 		var known bool
 		if parent, known = s.engine.Get(*e.Parent); !known {

@@ -268,6 +268,22 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+func TestSessionsThatEndInARestart(t *testing.T) {
+	tracker, err := track.New(track.DefaultConfig())
+	require.NoError(t, err)
+	started := func(seconds float64) track.Metrics { return track.Metrics{StartedAt: at(seconds)} }
+	require.NoError(t, tracker.Join("i", track.InstanceInfo{}, at(0)))
+	require.NoError(t, tracker.Observe("i", started(-10), at(20)))
+	require.NoError(t, tracker.Observe("i", started(100), at(110)))
+	curve := mustCurve(tracker.Histories(at(110)).Curve("i"))
+	assert.Equal(t, 1.0, curve.Survival(29.75))
+	assert.Less(t, curve.Survival(30), 1.0, "it was last seen 30 s old")
+	require.NoError(t, tracker.SetState("i", track.Draining))
+	require.NoError(t, tracker.Observe("i", started(150), at(160)))
+	sessions, completed := mustCurve(tracker.Histories(at(160)).Curve("i")).Sessions()
+	assert.Equal(t, []int{3, 1}, []int{sessions, completed}, "a restart while draining was planned")
+}
+
 func mustCurve(k *kvpolicy.KaplanMeier, _ kvpolicy.PoolLevel) *kvpolicy.KaplanMeier { return k }
 
 func TestConfigFaults(t *testing.T) {

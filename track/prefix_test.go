@@ -262,7 +262,8 @@ func TestTextPrompts(t *testing.T) {
 	assert.Zero(t, cached(tracker, 114, tracker.TextPrompt(nil, track.Salt{Model: "other"}, text))["instance-000"])
 	assert.Empty(t, tracker.TextPrompt(nil, track.Salt{}, text[:9]).Blocks)
 	assert.Empty(t, tracker.TextPrompt(nil, track.Salt{}, nil).Blocks)
-	tokens := make([]uint32, 32) // the same bytes as 128 zero bytes of text
+	tracker = fleet(t, track.DefaultConfig(), 1) // where blocks of both kinds have 64 bytes
+	tokens := make([]uint32, 32)
 	place(t, tracker, "2", "instance-000", 32, tracker.TextPrompt(nil, track.Salt{}, make([]byte, 128)))
 	assert.Zero(t, cached(tracker, 32, tracker.TokenPrompt(nil, track.Salt{}, tokens))["instance-000"])
 }
@@ -295,6 +296,8 @@ func TestPrefixesStayWithinTheKVPool(t *testing.T) {
 	require.NoError(t, tracker.Observe(id, track.Metrics{Running: &zero, BlockTokens: 16, Blocks: 40}, at(5)))
 	assert.EqualValues(t, 640, cached(tracker, 1600, p)[id], "the end of the prefix fell out")
 	assert.Equal(t, 40, tracker.Stats(nil)[0].PrefixBlocks)
+	require.NoError(t, tracker.Observe(id, track.Metrics{Running: &zero, BlockTokens: 15, Blocks: 1}, at(6)))
+	assert.EqualValues(t, 16, cached(tracker, 1600, p)[id], "one block at least")
 }
 
 func TestPrefixesEndWithTheInstance(t *testing.T) {

@@ -47,7 +47,7 @@ const (
 // block.
 func (t *Tracker) TokenPrompt(dst []uint64, salt Salt, tokens []uint32) Prompt {
 	size := t.config.BlockTokens
-	return Prompt{Blocks: chainTokens(dst[:0], salt.root(rootTokens, size), tokens, size), blockUnits: size}
+	return Prompt{Blocks: chainTokens(dst[:0], salt.root(rootTokens), tokens, size), blockUnits: size}
 }
 
 // TextPrompt hashes a prompt that is known only as text, in blocks of
@@ -57,7 +57,7 @@ func (t *Tracker) TokenPrompt(dst []uint64, salt Salt, tokens []uint32) Prompt {
 // for each turn, so that a conversation's next prompt begins with the last.
 func (t *Tracker) TextPrompt(dst []uint64, salt Salt, text []byte) Prompt {
 	size := t.config.TextBlockBytes
-	return Prompt{Blocks: chainText(dst[:0], salt.root(rootText, size), text, size), units: len(text), blockUnits: size}
+	return Prompt{Blocks: chainText(dst[:0], salt.root(rootText), text, size), units: len(text), blockUnits: size}
 }
 
 // cachedTokens is the length, in tokens, of the first blocks of p as a request
@@ -74,22 +74,13 @@ func (p *Prompt) lacking(blocks int, context int64) int64 {
 	return max(0, context-p.cachedTokens(blocks, context))
 }
 
-// root is the name that the first block's chain begins with. The lengths keep
-// ("ab", "c") and ("a", "bc") apart.
-func (s Salt) root(kind string, blockSize int) uint64 {
-	h := xxhash.Sum64String(kind)
-	for _, part := range [...]string{s.Model, s.Adapter} {
-		h = fold(h, uint64(len(part)))
-		h = fold(h, xxhash.Sum64String(part))
-	}
-	return fold(h, uint64(blockSize))
-}
-
-func fold(state, word uint64) uint64 {
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:8], state)
-	binary.LittleEndian.PutUint64(b[8:], word)
-	return xxhash.Sum64(b[:])
+// root is what the name of the first block is chained to.
+func (s Salt) root(kind string) uint64 {
+	var parts [3 * 8]byte // each is of one length, so that no two salts run together
+	binary.LittleEndian.PutUint64(parts[0:], xxhash.Sum64String(kind))
+	binary.LittleEndian.PutUint64(parts[8:], xxhash.Sum64String(s.Model))
+	binary.LittleEndian.PutUint64(parts[16:], xxhash.Sum64String(s.Adapter))
+	return xxhash.Sum64(parts[:])
 }
 
 // A block is hashed in a buffer, behind the name of its parent.

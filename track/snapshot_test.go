@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"gonum.org/v1/gonum/stat/distuv"
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/kvpolicy/kvpolicy/track"
@@ -271,6 +272,10 @@ func TestCurves(t *testing.T) {
 
 	require.NoError(t, tracker.SetCurve("other", nil, ""))
 	assert.Nil(t, curves()["other"].Curve)
+	foreign := distuv.Exponential{Rate: 1}
+	require.NoError(t, tracker.SetCurve("laptop", foreign, "mine"))
+	require.NoError(t, tracker.Join("laptop", track.InstanceInfo{Kind: "laptop"}, at(seconds+1)))
+	assert.Equal(t, foreign, curves()["laptop"].Curve, "told again of an instance, it keeps its curve")
 	policy := kvpolicy.HazardAware()
 	policy.Cost.DecodeRate = 10
 	r := track.Request{}
