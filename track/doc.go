@@ -19,7 +19,8 @@
 //	tracker.Progress(request.Key(), generated, time.Now()) // now and then; total so far
 //
 // A retry is another attempt: End the old one, count Request.Attempt up, take a
-// new snapshot, decide, Begin. Beside the requests, a router calls
+// new snapshot, decide, Begin. To keep it off the instance that failed, set
+// Unavailable on that one in the snapshot. Beside the requests, a router calls
 //
 //	Join, Leave            as discovery finds and loses instances
 //	SetState               as health checks fail and recover, or an instance drains
@@ -80,10 +81,13 @@
 //
 // Times are arguments; there is no clock inside, and no goroutine. Begin takes
 // time in proportion to the prompt's blocks, as do TokenPrompt and TextPrompt,
-// which take no lock. Snapshot walks the prompt's blocks once for up to 64
-// instances, as far as any of them holds them, and allocates nothing. All else
-// about a request takes constant time. Observe looks at the instance's requests
-// only where the ledger has more than the server.
+// which take no lock. Snapshot takes time in proportion to the instances, and
+// searches the prompt's blocks once for each 64 of them: by bisection, or, once
+// one of them has sent KV events, block by block as far as anybody holds them.
+// It allocates nothing. All else about a request takes constant time, save that
+// a snapshot of one in the ledger looks at the requests beside it. Observe looks
+// at the instance's requests only where the ledger has more than the server.
+// BenchmarkDecisions measures a whole router's work.
 //
 // A block in the prefix index takes BytesPerPrefixBlock bytes for each instance
 // that holds it; an instance holds Config.PrefixBlocks at most.

@@ -56,6 +56,7 @@ func (g *prefixGroup) stored(p place, e StoredBlocks, blockTokens, bound int) bo
 	if s.life != p.life {
 		return true
 	}
+	g.scattered = true
 	if s.engine == nil {
 		s.engine, _ = simplelru.NewLRU[uint64, uint64](bound, nil)
 	}
@@ -67,7 +68,7 @@ func (g *prefixGroup) stored(p place, e StoredBlocks, blockTokens, bound int) bo
 		}
 	}
 	blocks := chainTokens(make([]uint64, 0, len(e.Hashes)), parent, e.Tokens, blockTokens)
-	for at := len(blocks) - 1; at >= 0; at-- { // the last first, as in record
+	for at := len(blocks) - 1; at >= 0; at-- { // the first last, as in record
 		g.add(s, bit, blocks[at])
 		s.engine.Add(e.Hashes[at], blocks[at])
 	}

@@ -18,10 +18,16 @@ const groupSize = 64
 //
 // Invariant: bit s of holders[b] is set iff slots[s].blocks contains b, and no
 // word in holders is 0.
+//
+// Invariant: until scattered, who holds a block holds every block before it,
+// and a block is always younger than those that build on it. For a prompt is
+// recorded whole, its first block last, so that what falls out of a list is the
+// end of a prefix, never its beginning. KV events may break that.
 type prefixGroup struct {
-	mu      sync.RWMutex
-	holders map[uint64]uint64
-	slots   [groupSize]prefixSlot
+	mu        sync.RWMutex
+	holders   map[uint64]uint64
+	scattered bool // some instance of the group has sent KV events
+	slots     [groupSize]prefixSlot
 }
 
 // prefixSlot is one instance's part of a group; life is 0 while it is free.
@@ -75,21 +81,44 @@ func (g *prefixGroup) clear(slot int, life, next uint64) {
 func (g *prefixGroup) match(blocks []uint64, dst []slotMatch) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	alive := ^uint64(0)
-	for at, block := range blocks {
-		holders := g.holders[block]
-		for gone := alive &^ holders; gone != 0; gone &= gone - 1 {
-			dst[bits.TrailingZeros64(gone)].blocks = at
-		}
-		if alive &= holders; alive == 0 {
-			break
-		}
-	}
-	for ; alive != 0; alive &= alive - 1 {
-		dst[bits.TrailingZeros64(alive)].blocks = len(blocks)
-	}
 	for slot := range g.slots {
 		dst[slot].life = g.slots[slot].life
+	}
+	g.find(blocks, ^uint64(0), dst)
+}
+
+// find matches the instances of a set.
+func (g *prefixGroup) find(blocks []uint64, set uint64, dst []slotMatch) {
+	if !g.scattered {
+		g.bisect(blocks, 0, len(blocks), set, dst)
+		return
+	}
+	for at := 0; at < len(blocks) && set != 0; at++ {
+		holders := g.holders[blocks[at]]
+		setMatch(dst, set&^holders, at)
+		set &= holders
+	}
+	setMatch(dst, set, len(blocks))
+}
+
+// bisect matches the instances of a set, who hold at least low blocks and at
+// most high, where who holds a block holds those before it. It looks at a
+// number of blocks in proportion to the logarithm of the prompt's length, for
+// each length that somebody holds.
+func (g *prefixGroup) bisect(blocks []uint64, low, high int, set uint64, dst []slotMatch) {
+	for set != 0 && low < high {
+		middle := int(uint(low+high) / 2)
+		more := g.holders[blocks[middle]] & set
+		g.bisect(blocks, low, middle, set&^more, dst)
+		set, low = more, middle+1
+	}
+	setMatch(dst, set, low)
+}
+
+// setMatch notes how many blocks the instances of a set hold.
+func setMatch(dst []slotMatch, set uint64, blocks int) {
+	for ; set != 0; set &= set - 1 {
+		dst[bits.TrailingZeros64(set)].blocks = blocks
 	}
 }
 
@@ -103,15 +132,12 @@ func (g *prefixGroup) record(slot int, life uint64, blocks []uint64) (held int) 
 	if s.life != life {
 		return 0
 	}
-	for held < len(blocks) && g.holders[blocks[held]]&bit != 0 {
-		held++
-	}
-	// Last block first, so that a block is always younger than those that
-	// build on it: what falls out is the end of a prefix, never its beginning.
+	var matches [groupSize]slotMatch
+	g.find(blocks, bit, matches[:])
 	for at := len(blocks) - 1; at >= 0; at-- {
 		g.add(s, bit, blocks[at])
 	}
-	return held
+	return matches[slot].blocks
 }
 
 // add makes a block the youngest of a slot.

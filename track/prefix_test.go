@@ -134,6 +134,7 @@ func TestPrefixesAgainstList(t *testing.T) {
 			return all
 		}
 		number := 0
+		withEvents := rapid.Bool().Draw(t, "with events")
 		t.Repeat(map[string]func(*rapid.T){
 			"begin": func(t *rapid.T) {
 				id, s, tokens := instance.Draw(t, "instance"), salt.Draw(t, "salt"), ids32.Draw(t, "tokens")
@@ -145,6 +146,9 @@ func TestPrefixesAgainstList(t *testing.T) {
 				}
 			},
 			"stored": func(t *rapid.T) {
+				if !withEvents {
+					t.Skip()
+				}
 				id, s, tokens := instance.Draw(t, "instance"), salt.Draw(t, "salt"), ids32.Draw(t, "tokens")
 				c := caches[id]
 				e := track.StoredBlocks{Salt: s, Tokens: tokens[:len(tokens)/size*size]}

@@ -23,8 +23,8 @@ type Buffer struct {
 // A request in the ledger is seen as running: RunningOn, ContextTokens,
 // RemainingTokens and Hops are the ledger's, no count includes it, and Requests
 // and PendingPrefillTokens of its own instance are what is ahead of it there.
-// Any other is passed on as it is, save that its Affinity, if empty, is its
-// session's home.
+// Any other, such as one whose instance has left or restarted, is passed on as
+// it is, save that its Affinity, if empty, is its session's home.
 func (t *Tracker) Snapshot(r Request, now time.Time, b *Buffer) kvpolicy.Snapshot {
 	if b == nil {
 		b = new(Buffer)
