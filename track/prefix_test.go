@@ -320,6 +320,19 @@ func TestPrefixesEndWithTheInstance(t *testing.T) {
 	assert.Zero(t, cached(tracker, 160, p)["instance-003"])
 }
 
+func TestLargeBlocks(t *testing.T) {
+	config := track.DefaultConfig()
+	config.BlockTokens, config.TextBlockBytes = 101, 1000
+	tracker := fleet(t, config, 1)
+	tokens, text := conversation(0, 0, 1000), make([]byte, 5000)
+	place(t, tracker, "1", "instance-000", 1000, tracker.TokenPrompt(nil, track.Salt{}, tokens))
+	place(t, tracker, "2", "instance-000", 1000, tracker.TextPrompt(nil, track.Salt{}, text))
+	tokens[808]++ // the last but one block's first token
+	text[4999]++
+	assert.EqualValues(t, 808, cached(tracker, 1000, tracker.TokenPrompt(nil, track.Salt{}, tokens))["instance-000"])
+	assert.EqualValues(t, 800, cached(tracker, 1000, tracker.TextPrompt(nil, track.Salt{}, text))["instance-000"])
+}
+
 func TestPrefixIndexOff(t *testing.T) {
 	config := track.DefaultConfig()
 	config.PrefixBlocks = 0

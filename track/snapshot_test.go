@@ -301,6 +301,13 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	h := tracker.Histories(at(30))
 	sessions, _ := mustCurve(h.Curve("unheard of")).Sessions()
+	config.HistoryNodes = 0
+	tracker, err = track.New(config)
+	require.NoError(t, err)
+	require.NoError(t, tracker.Join("n", track.InstanceInfo{}, at(1)))
+	require.NoError(t, tracker.Leave("n", track.Lost, at(2)))
+	none, _ := mustCurve(tracker.Histories(at(3)).Curve("n")).Sessions()
+	assert.Zero(t, none)
 	assert.Equal(t, 4, sessions, "three of n1, and the last of n0, which was forgotten before it")
 }
 
