@@ -101,11 +101,12 @@ func chainTokens(dst []uint64, parent uint64, tokens []uint32, size int) []uint6
 	buffer := hashBuffer(&small, 4*size)
 	for ; len(tokens) >= size; tokens = tokens[size:] {
 		block, to := tokens[:size], buffer[parentBytes:]
-		for ; len(block) >= 2; block, to = block[2:], to[8:] { // two at a time: this is what takes the time
+		for ; len(block) >= 4 && len(to) >= 16; block, to = block[4:], to[16:] { // this is what takes the time
 			binary.LittleEndian.PutUint64(to, uint64(block[0])|uint64(block[1])<<32)
+			binary.LittleEndian.PutUint64(to[8:], uint64(block[2])|uint64(block[3])<<32)
 		}
-		if len(block) > 0 {
-			binary.LittleEndian.PutUint32(to, block[0])
+		for at, token := range block {
+			binary.LittleEndian.PutUint32(to[4*at:], token)
 		}
 		binary.LittleEndian.PutUint64(buffer, parent)
 		parent = xxhash.Sum64(buffer)
