@@ -13,7 +13,7 @@
 //	decision, err := policy.Decide(tracker.Snapshot(request, time.Now(), buffer))
 //	// 400 on err; 429 or 503 on decision.Action == kvpolicy.Reject
 //	err = tracker.Begin(request, decision, time.Now()) // before it is sent
-//	defer tracker.End(request.Key(), time.Now())       // in a closure; on every way out
+//	defer func() { tracker.End(request.Key(), time.Now()) }() // on every way out
 //	// send to decision.Target
 //	tracker.FirstToken(request.Key(), time.Now())
 //	tracker.Progress(request.Key(), generated, time.Now()) // now and then; total so far
