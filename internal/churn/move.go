@@ -36,7 +36,6 @@ func (r *run) view(q *request, generated int64, on *node) {
 			KVCapacityTokens: n.KVCapacityTokens,
 			KVUsedTokens:     n.heldTokens(r.now, q),
 			UptimeSeconds:    r.now - n.present().StartSeconds,
-			CurveName:        n.Name,
 		}
 		if n != on {
 			i.Requests = int64(n.requests())
