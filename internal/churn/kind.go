@@ -1,5 +1,11 @@
 package churn
 
+import (
+	"math"
+
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
 // Kind is a kind of node, with the middle values of its kind.
 type Kind struct {
 	// Name is the kind's name; survival curves are pooled by it.
@@ -69,4 +75,19 @@ func Mixed() Fleet {
 // Volunteer is the published fleet of 45 laptops.
 func Volunteer() Fleet {
 	return Fleet{Name: "volunteer", Groups: []Group{{Laptop(), 45}}, RequestRate: 0.15}
+}
+
+// Population is the survival curve of a kind whose nodes' scale factors are
+// uniform: the mean of their Weibull curves, as one session of each node has it.
+type Population struct{ Kind Kind }
+
+// Survival is the share of sessions that last longer than t seconds.
+func (p Population) Survival(t float64) float64 {
+	const parts = 200
+	sum := 0.0
+	for i := range parts {
+		factor := leastScaleFactor + (greatestScaleFactor-leastScaleFactor)*(float64(i)+0.5)/parts
+		sum += distuv.Weibull{K: p.Kind.SessionShape, Lambda: factor * p.Kind.SessionScaleSeconds}.Survival(math.Max(0, t))
+	}
+	return sum / parts
 }

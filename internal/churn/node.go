@@ -125,9 +125,8 @@ func (n *node) heldTokens(seconds float64, but *request) int64 {
 	return held
 }
 
-// evict drops KV of those who wait, the last first, that has had to give way to
-// so many tokens of the one served. It is called when that one leaves, as
-// nobody minds before.
+// evict drops KV of those who wait that had no room beside so many tokens of the
+// one served. It is called when that one leaves, as nobody minds before.
 func (n *node) evict(served int64) {
 	held := served
 	for _, s := range n.line {

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strconv"
 
 	"github.com/kvpolicy/kvpolicy"
-	"gonum.org/v1/gonum/stat/distuv"
 )
 
 // Recording is sessions of real nodes.
@@ -181,19 +179,4 @@ func (r *Recording) Draw(kind Kind, seed uint64, rate, start, horizon float64) (
 	}
 	s.drawRequests(rate)
 	return s, s.validate()
-}
-
-// Population is the survival curve of a kind whose nodes' scale factors are
-// uniform: the mean of their Weibull curves, as one session of each node has it.
-type Population struct{ Kind Kind }
-
-// Survival is the share of sessions that last longer than t seconds.
-func (p Population) Survival(t float64) float64 {
-	const parts = 200
-	sum := 0.0
-	for i := range parts {
-		factor := LeastScaleFactor + (GreatestScaleFactor-LeastScaleFactor)*(float64(i)+0.5)/parts
-		sum += distuv.Weibull{K: p.Kind.SessionShape, Lambda: factor * p.Kind.SessionScaleSeconds}.Survival(math.Max(0, t))
-	}
-	return sum / parts
 }

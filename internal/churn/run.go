@@ -50,11 +50,25 @@ func Run(scenario *Scenario, strategy Strategy, options Options) (Result, error)
 }
 
 func (r *run) play(scenario *Scenario, strategy *Strategy, options *Options) (Result, error) {
-	if err := scenario.validate(); err != nil {
+	if err := r.begin(scenario, strategy, options); err != nil {
 		return Result{}, err
 	}
+	for {
+		if more, err := r.step(); err != nil {
+			return Result{}, fmt.Errorf("%s at %v s: %w", strategy.Name, r.now, err)
+		} else if !more {
+			return r.finish(), nil
+		}
+	}
+}
+
+// begin sets everything up.
+func (r *run) begin(scenario *Scenario, strategy *Strategy, options *Options) error {
+	if err := scenario.validate(); err != nil {
+		return err
+	}
 	if err := options.validate(); err != nil {
-		return Result{}, err
+		return err
 	}
 	r.scenario, r.strategy, r.options = scenario, strategy, options
 	r.policy = strategy.Policy
@@ -66,7 +80,7 @@ func (r *run) play(scenario *Scenario, strategy *Strategy, options *Options) (Re
 	r.byName = make(map[string]*node, len(scenario.Nodes))
 	var err error
 	if r.learner, err = newLearner(scenario.Nodes, options.MinSessions); err != nil {
-		return Result{}, err
+		return err
 	}
 	for i := range scenario.Nodes {
 		n := &node{Node: &scenario.Nodes[i]}
@@ -88,17 +102,20 @@ func (r *run) play(scenario *Scenario, strategy *Strategy, options *Options) (Re
 	if r.policy.Migration.Enabled {
 		r.agenda.schedule(event{seconds: options.CheckSeconds, kind: check})
 	}
-	for r.agenda.Len() > 0 {
-		e := r.agenda.next()
-		if e.seconds > scenario.HorizonSeconds {
-			break
-		}
-		r.now = e.seconds
-		if err := r.handle(e); err != nil {
-			return Result{}, fmt.Errorf("%s at %v s: %w", strategy.Name, r.now, err)
-		}
+	return nil
+}
+
+// step has the next event happen, if there is one before the horizon.
+func (r *run) step() (more bool, err error) {
+	if r.agenda.Len() == 0 {
+		return false, nil
 	}
-	return r.finish(), nil
+	e := r.agenda.next()
+	if e.seconds > r.scenario.HorizonSeconds {
+		return false, nil
+	}
+	r.now = e.seconds
+	return true, r.handle(e)
 }
 
 func (r *run) handle(e event) error {

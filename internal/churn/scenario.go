@@ -110,13 +110,13 @@ func (k Kind) draw(source rand.Source) Node {
 		Bandwidth: factor * k.Bandwidth, KVCapacityTokens: k.KVCapacityTokens}
 }
 
-// LeastScaleFactor and GreatestScaleFactor bound the factor of a node's session
+// leastScaleFactor and greatestScaleFactor bound the factor of a node's session
 // scale, which is uniform between them.
-const LeastScaleFactor, GreatestScaleFactor = 0.6, 1.4
+const leastScaleFactor, greatestScaleFactor = 0.6, 1.4
 
 // sessions draws the law of the sessions of a node of the kind.
 func (k Kind) sessions(source rand.Source) distuv.Weibull {
-	factor := distuv.Uniform{Min: LeastScaleFactor, Max: GreatestScaleFactor, Src: source}.Rand()
+	factor := distuv.Uniform{Min: leastScaleFactor, Max: greatestScaleFactor, Src: source}.Rand()
 	return distuv.Weibull{K: k.SessionShape, Lambda: factor * k.SessionScaleSeconds, Src: source}
 }
 
