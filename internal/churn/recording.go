@@ -139,23 +139,6 @@ func (r *Recording) MeanUp(start, seconds float64) float64 {
 	return up / seconds
 }
 
-// Groups are the groups, in order of name, with the sessions of each that are
-// known completely or until they were last seen.
-func (r *Recording) Groups() (names []string, sessions map[string][]kvpolicy.Session) {
-	sessions = map[string][]kvpolicy.Session{}
-	for _, s := range r.sessions {
-		if s.AgeUnknown {
-			continue
-		}
-		if sessions[s.group] == nil {
-			names = append(names, s.group)
-		}
-		sessions[s.group] = append(sessions[s.group], kvpolicy.Session{DurationSeconds: s.EndSeconds - s.StartSeconds, Observed: s.Failed})
-	}
-	slices.Sort(names)
-	return names, sessions
-}
-
 // Draw draws a scenario on the recorded nodes: it begins so many seconds after
 // the first start, and what was over by then is there to learn from. The seed
 // draws requests, and the nodes' rates, as Fleet.Draw does for nodes of that

@@ -59,13 +59,6 @@ func TestRecordingAsItStands(t *testing.T) {
 	assert.Equal(t, 10.0, r.MedianStart())
 	assert.InDelta(t, 1.5, r.MeanUp(0, 20), 1e-12)
 	assert.InDelta(t, 1, r.MeanUp(300, 300), 1e-12)
-	names, sessions := r.Groups()
-	assert.Equal(t, []string{"g", "h"}, names)
-	assert.Equal(t, map[string][]kvpolicy.Session{
-		"g": {{DurationSeconds: 100, Observed: true}, {DurationSeconds: 50, Observed: true}},
-		"h": {{DurationSeconds: 500}},
-	}, sessions, "nobody knows how old c was")
-
 	s, err := r.Draw(Spot(), 1, 0.1, 150, 300)
 	require.NoError(t, err)
 	require.Len(t, s.Nodes, 3)
@@ -73,6 +66,15 @@ func TestRecordingAsItStands(t *testing.T) {
 	assert.Equal(t, []Session{{-150, -50, true, false}, {50, 100, true, false}}, s.Nodes[0].Sessions)
 	assert.Equal(t, []Session{{-140, -60, true, true}}, s.Nodes[1].Sessions)
 	assert.Equal(t, []Session{{-50, 450, false, false}}, s.Nodes[2].Sessions)
+	names, sessions := s.Seen(450)
+	assert.Equal(t, []string{"g", "h"}, names)
+	assert.Equal(t, map[string][]kvpolicy.Session{
+		"g": {{DurationSeconds: 100, Observed: true}, {DurationSeconds: 50, Observed: true}},
+		"h": {{DurationSeconds: 500}},
+	}, sessions, "nobody knows how old c was")
+	names, sessions = s.Seen(0)
+	assert.Equal(t, []string{"g", "h"}, names)
+	assert.Equal(t, map[string][]kvpolicy.Session{"g": {{DurationSeconds: 100, Observed: true}}, "h": {{DurationSeconds: 50}}}, sessions)
 	assert.InEpsilon(t, 64_000, s.Nodes[0].KVCapacityTokens, 1e-12)
 	again, err := r.Draw(Spot(), 2, 0.1, 150, 300)
 	require.NoError(t, err)

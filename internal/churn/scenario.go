@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/kvpolicy/kvpolicy"
 	"gonum.org/v1/gonum/stat/distuv"
@@ -48,6 +49,31 @@ type Session struct {
 	// AgeUnknown says that the node had been up before StartSeconds for nobody
 	// knows how long; a survival curve does not learn from it.
 	AgeUnknown bool
+}
+
+// Seen is what has been seen of the sessions by some time, by group: those that
+// are over, and those that are running, censored at their age. The groups are
+// in order of name.
+func (s *Scenario) Seen(seconds float64) (groups []string, sessions map[string][]kvpolicy.Session) {
+	sessions = map[string][]kvpolicy.Session{}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		for _, session := range n.Sessions {
+			if session.AgeUnknown || session.StartSeconds > seconds {
+				continue
+			}
+			if sessions[n.Group] == nil {
+				groups = append(groups, n.Group)
+			}
+			over := session.EndSeconds <= seconds
+			sessions[n.Group] = append(sessions[n.Group], kvpolicy.Session{
+				DurationSeconds: min(session.EndSeconds, seconds) - session.StartSeconds,
+				Observed:        session.Failed && over,
+			})
+		}
+	}
+	slices.Sort(groups)
+	return groups, sessions
 }
 
 // Request is one request.
