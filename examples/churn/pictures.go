@@ -408,9 +408,10 @@ func (r *results) hysteresis() ([]*plot.Plot, error) {
 					return nil, err
 				}
 				d := c.Difference
-				points.XYs = append(points.XYs, plotter.XY{X: moves.Value, Y: baseMean + d.Value})
+				// Linear near 0 and logarithmic beyond, so that none and many fit one axis.
+				points.XYs = append(points.XYs, plotter.XY{X: math.Asinh(moves.Value), Y: baseMean + d.Value})
 				points.errors = append(points.errors, struct{ Low, High float64 }{max(0, d.Value-d.Low), max(0, d.High-d.Value)})
-				most = max(most, moves.Value)
+				most = max(most, 1.05*math.Asinh(moves.Value))
 			}
 			l, err := line(points.XYs, c, false)
 			if err != nil {
@@ -431,25 +432,24 @@ func (r *results) hysteresis() ([]*plot.Plot, error) {
 			p.Legend.Add(way.Name, l, dots)
 		}
 		for w, points := range drawn {
-			labels, err := labelled(points, most*1.3, colours()[w], w == 0)
+			labels, err := labelled(points, 0.05*most, colours()[w], w == 0)
 			if err != nil {
 				return nil, err
 			}
 			p.Add(labels)
 		}
-		l, err := line(plotter.XYs{{X: 0, Y: baseMean}, {X: most * 1.3, Y: baseMean}}, color.Gray{0x55}, true)
+		l, err := line(plotter.XYs{{X: 0, Y: baseMean}, {X: most, Y: baseMean}}, color.Gray{0x55}, true)
 		if err != nil {
 			return nil, err
 		}
 		l.Width = vg.Points(1.2)
 		p.Add(l)
 		p.Legend.Add("reactive_fastest, no moves (bars: 95 % intervals of the paired difference to it)", l)
-		p.X.Min, p.X.Max = 0, most*1.3
-		p.X.Scale = countScale{}
+		p.X.Min, p.X.Max = 0, most
 		var ticks []plot.Tick
 		for _, n := range []int{0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000} {
-			if float64(n) <= p.X.Max {
-				ticks = append(ticks, plot.Tick{Value: float64(n), Label: strconv.Itoa(n)})
+			if at := math.Asinh(float64(n)); at <= most {
+				ticks = append(ticks, plot.Tick{Value: at, Label: strconv.Itoa(n)})
 			}
 		}
 		p.X.Tick.Marker = plot.ConstantTicks(ticks)
@@ -472,14 +472,13 @@ func (i *intervals) YError(k int) (low, high float64) { return i.errors[k].Low, 
 
 // labelled writes the hysteresis beside each point; where points would write
 // over each other, that of the first and the last of them.
-func labelled(points plotter.XYs, greatest float64, c color.Color, below bool) (*plotter.Labels, error) {
-	const apart = 0.05 // of the axis
+func labelled(points plotter.XYs, apart float64, c color.Color, below bool) (*plotter.Labels, error) {
 	h := sweepHysteresis()
 	var at plotter.XYs
 	var texts []string
 	for i := 0; i < len(points); {
 		last := i
-		for last+1 < len(points) && math.Abs(countScale{}.Normalize(0, greatest, points[last+1].X)-countScale{}.Normalize(0, greatest, points[i].X)) < apart {
+		for last+1 < len(points) && math.Abs(points[last+1].X-points[i].X) < apart {
 			last++
 		}
 		label := fmt.Sprint(h[i])
@@ -506,13 +505,4 @@ func labelled(points plotter.XYs, greatest float64, c color.Color, below bool) (
 		labels.Offset.Y = -vg.Points(4)
 	}
 	return labels, nil
-}
-
-// countScale is linear near 0 and logarithmic beyond, so that none and many fit
-// one axis.
-type countScale struct{}
-
-// Normalize places x between least and greatest.
-func (countScale) Normalize(least, greatest, x float64) float64 {
-	return (math.Asinh(x) - math.Asinh(least)) / (math.Asinh(greatest) - math.Asinh(least))
 }
