@@ -7,10 +7,11 @@
 //
 // The strategies: random; reactive_fastest (the fastest finish, recovered after
 // a loss); hazard_aware (the preset, with survival curves estimated from the
-// sessions seen until then); hazard_aware_overlap (the same, copying while the
-// source decodes); oracle (knows every node's end). For a seed all of them see
-// the same churn, arrivals, lengths and estimates; what a node, a loss and a
-// move are is written in the package internal/churn.
+// sessions seen until then); hazard_aware_true_curves (told the laws that the
+// sessions are drawn from); hazard_aware_overlap (copies while the source
+// decodes); oracle (knows every node's end). For a seed all of them see the same
+// churn, arrivals, lengths and estimates; what a node, a loss and a move are is
+// written in the package internal/churn.
 //
 // Figures are means over the seeds with 95 % intervals; differences are paired
 // by seed, and where their interval holds zero the table says "no difference

@@ -36,7 +36,7 @@ func TestTableAndPictures(t *testing.T) {
 		"no difference shown", "hysteresis", dir} {
 		assert.Contains(t, out, word)
 	}
-	assert.Contains(t, errs, "31 runs in", "and no progress bar where nobody watches")
+	assert.Contains(t, errs, "34 runs in", "and no progress bar where nobody watches")
 	assert.NotContains(t, errs, "\r")
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)

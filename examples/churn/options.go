@@ -185,9 +185,13 @@ func (o *options) record(name, kindName string, start, rate float64) error {
 	return nil
 }
 
-// strategies are the lines of the table.
-func (o *options) strategies() []churn.Strategy {
-	list := []churn.Strategy{churn.Random(), churn.ReactiveFastest(), churn.HazardAware(), churn.HazardAwareOverlap(o.rounds), churn.Oracle()}
+// strategies are the lines of the setting's table.
+func (o *options) strategies(s setting) []churn.Strategy {
+	list := []churn.Strategy{churn.Random(), churn.ReactiveFastest(), churn.HazardAware()}
+	if s.drawn {
+		list = append(list, churn.HazardAwareKnowing())
+	}
+	list = append(list, churn.HazardAwareOverlap(o.rounds), churn.Oracle())
 	for i := range list {
 		if m := &list[i].Policy.Migration; m.Enabled {
 			m.HysteresisSeconds, m.MaxHops = o.hysteresis, o.maxHops

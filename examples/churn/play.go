@@ -51,7 +51,7 @@ func playAll(ctx context.Context, o *options, stderr io.Writer) (*results, error
 	}
 	for s := range o.settings {
 		var table [][]*job
-		for _, strategy := range o.strategies() {
+		for _, strategy := range o.strategies(o.settings[s]) {
 			var line []*job
 			for seed := range o.seeds {
 				line = append(line, add(s, seed, strategy))

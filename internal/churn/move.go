@@ -44,6 +44,8 @@ func (r *run) view(q *request, generated int64, on *node) {
 		switch r.strategy.Knowledge {
 		case KnowsSessions:
 			i.Curve = r.learner.curve(n.Node)
+		case KnowsLaws:
+			i.Curve = n.Law
 		case KnowsEnds:
 			i.Curve = knownEnd(n.present().EndSeconds - n.present().StartSeconds)
 		}

@@ -13,7 +13,7 @@ import (
 )
 
 func strategies() []Strategy {
-	return []Strategy{Random(), ReactiveFastest(), HazardAware(), HazardAwareOverlap(4), Oracle()}
+	return []Strategy{Random(), ReactiveFastest(), HazardAware(), HazardAwareKnowing(), HazardAwareOverlap(4), Oracle()}
 }
 
 // eager moves whenever any risk is removed.

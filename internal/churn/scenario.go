@@ -33,6 +33,9 @@ type Node struct {
 	// Rates in tokens/s and bytes/s, the capacity in tokens.
 	DecodeRate, PrefillRate, Bandwidth float64
 	KVCapacityTokens                   int64
+	// Law is the survival curve that its sessions were drawn from; nil where
+	// they were not drawn.
+	Law kvpolicy.Curve
 	// Sessions are in order of time and do not overlap.
 	Sessions []Session
 }
@@ -116,6 +119,7 @@ func (f Fleet) Draw(seed uint64, rate, horizon, warmup float64) (Scenario, error
 			node := group.Kind.draw(source)
 			node.Name = fmt.Sprintf("%s-%02d", group.Kind.Name, i+1)
 			law := group.Kind.sessions(source)
+			node.Law = distuv.Weibull{K: law.K, Lambda: law.Lambda}
 			gap := distuv.Exponential{Rate: 1 / group.Kind.MeanGapSeconds, Src: source}
 			for at := -warmup; at < horizon; {
 				end := at + law.Rand()

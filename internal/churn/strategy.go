@@ -26,6 +26,8 @@ const (
 	KnowsNothing Knowledge = 1 + iota
 	// KnowsSessions: curves are estimated from the sessions seen until then.
 	KnowsSessions
+	// KnowsLaws: every node's true curve is known, where there is one.
+	KnowsLaws
 	// KnowsEnds: every node's end is known, and what runs there leaves in time.
 	KnowsEnds
 )
@@ -33,6 +35,14 @@ const (
 // HazardAware is the preset of that name, with curves from the sessions seen.
 func HazardAware() Strategy {
 	return Strategy{Name: "hazard_aware", Policy: kvpolicy.HazardAware(), Knowledge: KnowsSessions}
+}
+
+// HazardAwareKnowing is HazardAware with every node's true curve in place of
+// the estimated one: what it leaves undone is no matter of estimation.
+func HazardAwareKnowing() Strategy {
+	s := HazardAware()
+	s.Name, s.Knowledge = "hazard_aware_true_curves", KnowsLaws
+	return s
 }
 
 // HazardAwareOverlap is HazardAware with moves that overlap with decoding for
