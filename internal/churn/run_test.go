@@ -458,6 +458,68 @@ func TestMovesInNumbers(t *testing.T) {
 	})
 }
 
+// KV that comes over a link has to find room, and to keep it.
+func TestRoomForMovedKV(t *testing.T) {
+	for capacity, want := range map[int64]float64{
+		3000: 85 + 15.2 + 75, // no room beside 1,850 tokens: it is computed again in its turn
+		3400: 85 + 15.2 + 75, // room beside 1,850, but not beside 2,500
+		4000: 85 + 75,
+	} {
+		fast, slow := always("fast", 25, 500), always("slow", 20, 100)
+		fast.Bandwidth, slow.Bandwidth, slow.KVCapacityTokens = 131072*50, 131072*1000, capacity
+		s := movingScenario(fast, slow)
+		s.Requests = append(s.Requests, Request{PromptTokens: 1000, OutputTokens: 1500, EstimateTokens: 1500})
+		result, _ := moved(t, s, HazardAware(), 22, kvpolicy.Transfer)
+		assert.InDelta(t, 85, result.Outcomes[1].LatencySeconds, 1e-9)
+		assert.InDelta(t, want, result.Outcomes[0].LatencySeconds, 1e-9, "%d tokens", capacity)
+	}
+}
+
+// What a router is told of a fleet whose state is known.
+func TestWhatARouterSees(t *testing.T) {
+	fast, slow := always("fast", 25, 500), always("slow", 20, 100)
+	fast.Bandwidth, slow.Bandwidth = 131072*50, 131072*1000
+	down := until(always("down", 1, 1), -5)
+	s := movingScenario(fast, slow)
+	s.Nodes = append(s.Nodes, down)
+	s.Requests = append(s.Requests,
+		Request{PromptTokens: 1000, OutputTokens: 1500, EstimateTokens: 1400},
+		Request{ArrivalSeconds: 1, PromptTokens: 5000, OutputTokens: 100, EstimateTokens: 200})
+	strategy, options := ReactiveFastest(), DefaultOptions()
+	r := &run{}
+	require.NoError(t, r.begin(&s, &strategy, &options))
+	for r.agenda.events[0].seconds < 22 {
+		_, err := r.step()
+		require.NoError(t, err)
+	}
+	r.now = 22
+	r.move(r.nodes[0].serving, r.nodes[1], kvpolicy.Transfer)
+	r.now = 30
+	q := &request{Request: &Request{PromptTokens: 7, EstimateTokens: 9}, name: "new", hops: 2}
+	r.view(q, 3, nil)
+	assert.Equal(t, kvpolicy.Request{ID: "new", ContextTokens: 10, RemainingTokens: 6, Hops: 2}, r.snapshot.Request)
+	require.Len(t, r.snapshot.Instances, 2, "a node that is down is not there")
+	// On the fast node the third request's turn came at 22 s: 8 of 10 s of
+	// prefill are over, and 200 tokens are thought to follow.
+	assert.Equal(t, kvpolicy.Instance{ID: "fast", Requests: 1, WaitSeconds: 2 + 200./25, PrefillRate: 500, DecodeRate: 25,
+		Bandwidth: fast.Bandwidth, KVCapacityTokens: 100_000, KVUsedTokens: 5000, UptimeSeconds: 1030}, r.snapshot.Instances[0])
+	// The slow one has made 400 tokens of 1,400, and is sent a request with
+	// 1,500 to come.
+	assert.Equal(t, kvpolicy.Instance{ID: "slow", Requests: 1, WaitSeconds: 1000./20 + 1500./20, PrefillRate: 100, DecodeRate: 20,
+		Bandwidth: slow.Bandwidth, KVCapacityTokens: 100_000, KVUsedTokens: 1400, UptimeSeconds: 1030}, r.snapshot.Instances[1])
+
+	r.view(r.requests[1], 400, r.nodes[1])
+	assert.Equal(t, "slow", r.snapshot.Request.RunningOn)
+	assert.Zero(t, r.snapshot.Instances[1].KVUsedTokens, "without the request itself")
+	assert.Zero(t, r.snapshot.Instances[1].WaitSeconds)
+	assert.Zero(t, r.snapshot.Instances[1].Requests)
+
+	q.lost = true
+	r.view(q, 20, nil)
+	assert.Equal(t, lostName, r.snapshot.Request.RunningOn)
+	assert.Equal(t, int64(1), r.snapshot.Request.RemainingTokens, "more has come than was thought")
+}
+
 func TestMovesOvertaken(t *testing.T) {
 	fast, slow := always("fast", 25, 500), always("slow", 20, 100)
 	fast.Bandwidth, slow.Bandwidth = 131072*50, 131072*1000
@@ -558,6 +620,16 @@ func TestCurvesAreLearntFromThePastAlone(t *testing.T) {
 		}
 	}
 	want([]float64{500, 300, 350}, []bool{true, true, true})
+
+	// A session that did not end in a loss is censored, one of unknown age left
+	// out.
+	l, err := newLearner([]Node{{Name: "b", Sessions: []Session{{-500, -400, false, false}, {-300, -250, true, true}, {-200, -100, true, false}}}}, 0)
+	require.NoError(t, err)
+	curve, err := kvpolicy.NewKaplanMeier([]float64{100, 100}, []bool{false, true})
+	require.NoError(t, err)
+	for _, at := range []float64{50, 100, 200} {
+		assert.Equal(t, curve.Survival(at), l.curve(&Node{Name: "b"}).Survival(at))
+	}
 }
 
 func TestAgendaIsInOrder(t *testing.T) {
