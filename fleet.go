@@ -116,7 +116,7 @@ func (q *pricer) checkRates(i *Instance, at int, used rateUse) error {
 	}
 	if used.curve && i.Curve != nil {
 		if validateCurve("", i.Curve) != nil { // the path is worth building for an error alone
-			return validateCurve(i.curvePath(at), i.Curve)
+			return i.curveError(at, validateCurve(i.curvePath(at), i.Curve))
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package kvpolicy
 
 import (
+	"errors"
 	"fmt"
 	"math"
 )
@@ -195,4 +196,13 @@ func (i *Instance) curvePath(at int) string {
 		return fmt.Sprintf("curves[%s]", i.CurveName)
 	}
 	return fmt.Sprintf("instances[%d].curve", at)
+}
+
+// curveError says of a fault in a named curve which instance uses it.
+func (i *Instance) curveError(at int, err error) error {
+	var field *FieldError
+	if i.CurveName == "" || !errors.As(err, &field) {
+		return err
+	}
+	return &FieldError{Path: field.Path, Value: field.Value, Want: fmt.Sprintf("%s, as instances[%d].curve uses it", field.Want, at)}
 }

@@ -198,7 +198,7 @@ func parse(data []byte) (c logged, p kvpolicy.Policy, s kvpolicy.Snapshot, err e
 	p = kvpolicy.Unified()
 	if c.Policy != nil {
 		if err := json.Unmarshal(c.Policy, &p); err != nil {
-			return c, p, s, err
+			return c, p, s, fmt.Errorf("policy: %w", err)
 		}
 	}
 	if c.Snapshot == nil {
