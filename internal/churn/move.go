@@ -158,7 +158,7 @@ func (r *run) roundEnds(h *handOff) {
 		r.result.WastedSeconds += r.now - h.began
 		r.forget(h)
 		q.stay = newStay(q, h.to)
-		q.stay.kv = h.to.heldTokens(r.now, q)+q.context() <= h.to.KVCapacityTokens
+		q.stay.kv = true // until its turn comes: see evict
 		r.join(q.stay)
 		return
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"gonum.org/v1/gonum/stat"
+	"gonum.org/v1/gonum/stat/distuv"
 	"pgregory.net/rapid"
 )
 
@@ -275,6 +277,68 @@ func TestSeedsDrawAlike(t *testing.T) {
 	assert.NotEqual(t, draw(1, 0.6, 3600).Nodes, draw(2, 0.6, 3600).Nodes)
 }
 
+// What is drawn has the published laws.
+func TestDrawsFollowTheirLaws(t *testing.T) {
+	fleet := Fleet{Name: "large"}
+	for _, group := range Mixed().Groups {
+		fleet.Groups = append(fleet.Groups, Group{group.Kind, 300})
+	}
+	s, err := fleet.Draw(5, 0.5, 40_000, 100_000)
+	require.NoError(t, err)
+	near := func(want, deviation float64, values []float64) {
+		t.Helper()
+		assert.InDelta(t, want, stat.Mean(values, nil), 5*deviation/math.Sqrt(float64(len(values))))
+		assert.InEpsilon(t, deviation, stat.StdDev(values, nil), 0.15)
+	}
+	uniform := 1 / math.Sqrt(12)
+	published := map[string]struct{ decode, prefill, bandwidth, capacity, scale, shape, gap float64 }{
+		"laptop": {12, 150, 4e6, 16000, 600, 0.6, 600},
+		"spot":   {40, 900, 4e7, 64000, 2400, 3, 300},
+		"server": {60, 1500, 1e8, 128000, 28800, 1.5, 120},
+	}
+	rates, scales, ages, gaps := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
+	for _, n := range s.Nodes {
+		p := published[n.Group]
+		factor := n.DecodeRate / p.decode
+		assert.True(t, factor >= 0.7 && factor <= 1.3)
+		assert.InEpsilon(t, factor, n.PrefillRate/p.prefill, 1e-12)
+		assert.InEpsilon(t, factor, n.Bandwidth/p.bandwidth, 1e-12)
+		assert.Equal(t, p.capacity, float64(n.KVCapacityTokens))
+		rates[n.Group] = append(rates[n.Group], factor)
+		law := n.Law.(distuv.Weibull)
+		assert.Equal(t, p.shape, law.K)
+		assert.True(t, law.Lambda >= 0.6*p.scale && law.Lambda <= 1.4*p.scale)
+		scales[n.Group] = append(scales[n.Group], law.Lambda/p.scale)
+		assert.Equal(t, -100_000.0, n.Sessions[0].StartSeconds)
+		for k, session := range n.Sessions {
+			if k < 4 { // not the many of those whose sessions are short
+				ages[n.Group] = append(ages[n.Group], law.Survival(session.EndSeconds-session.StartSeconds))
+				if k > 0 {
+					gaps[n.Group] = append(gaps[n.Group], session.StartSeconds-n.Sessions[k-1].EndSeconds)
+				}
+			}
+		}
+	}
+	for group, p := range published {
+		near(1, 0.6*uniform, rates[group])
+		near(1, 0.8*uniform, scales[group])
+		near(0.5, uniform, ages[group])
+		near(p.gap, p.gap, gaps[group])
+	}
+	var pauses, prompts, outputs, noises []float64
+	last := 0.0
+	for _, q := range s.Requests {
+		pauses, last = append(pauses, q.ArrivalSeconds-last), q.ArrivalSeconds
+		prompts = append(prompts, math.Log(float64(q.PromptTokens)))
+		outputs = append(outputs, math.Log(float64(q.OutputTokens)))
+		noises = append(noises, math.Log(float64(q.EstimateTokens)/float64(q.OutputTokens)))
+	}
+	near(2, 2, pauses)
+	near(6, 0.8, prompts)
+	near(6.3, 1, outputs)
+	near(0, 0.4, noises)
+}
+
 // Without churn, one node is a queue: whoever comes starts when the one before
 // has left, by Lindley's recursion.
 func TestOneNodeIsAQueue(t *testing.T) {
@@ -514,6 +578,15 @@ func TestWhatARouterSees(t *testing.T) {
 	assert.Zero(t, r.snapshot.Instances[1].WaitSeconds)
 	assert.Zero(t, r.snapshot.Instances[1].Requests)
 
+	for knowledge, want := range map[Knowledge]kvpolicy.Curve{KnowsNothing: nil, KnowsLaws: knownEnd(7), KnowsEnds: knownEnd(1e9 + 1000)} {
+		for i := range s.Nodes {
+			s.Nodes[i].Law = knownEnd(7)
+		}
+		strategy.Knowledge = knowledge
+		r.view(q, 3, nil)
+		assert.Equal(t, want, r.snapshot.Instances[0].Curve)
+	}
+
 	q.lost = true
 	r.view(q, 20, nil)
 	assert.Equal(t, lostName, r.snapshot.Request.RunningOn)
@@ -623,9 +696,9 @@ func TestCurvesAreLearntFromThePastAlone(t *testing.T) {
 
 	// A session that did not end in a loss is censored, one of unknown age left
 	// out.
-	l, err := newLearner([]Node{{Name: "b", Sessions: []Session{{-500, -400, false, false}, {-300, -250, true, true}, {-200, -100, true, false}}}}, 0)
+	l, err := newLearner([]Node{{Name: "b", Sessions: []Session{{-500, -450, false, false}, {-300, -250, true, true}, {-200, -100, true, false}}}}, 0)
 	require.NoError(t, err)
-	curve, err := kvpolicy.NewKaplanMeier([]float64{100, 100}, []bool{false, true})
+	curve, err := kvpolicy.NewKaplanMeier([]float64{50, 100}, []bool{false, true})
 	require.NoError(t, err)
 	for _, at := range []float64{50, 100, 200} {
 		assert.Equal(t, curve.Survival(at), l.curve(&Node{Name: "b"}).Survival(at))
