@@ -611,6 +611,17 @@ func TestMovesOvertaken(t *testing.T) {
 		assert.InDelta(t, 32+60, result.Outcomes[0].LatencySeconds, 1e-9, "it goes on where its KV is")
 		assert.InDelta(t, 10, result.WastedSeconds, 1e-9)
 	})
+	t.Run("it goes back before those who wait", func(t *testing.T) {
+		slow := always("slow", 0.1, 100) // takes none of its own
+		s := movingScenario(fast, until(slow, 32))
+		for range 2 {
+			s.Requests = append(s.Requests, Request{ArrivalSeconds: 1, PromptTokens: 500, OutputTokens: 500, EstimateTokens: 500})
+		}
+		result, _ := moved(t, s, HazardAware(), 22, kvpolicy.Transfer)
+		assert.InDelta(t, 22+21-1, result.Outcomes[1].LatencySeconds, 1e-9)
+		assert.InDelta(t, 22+21+60, result.Outcomes[0].LatencySeconds, 1e-9)
+		assert.InDelta(t, 22+21+60+21-1, result.Outcomes[2].LatencySeconds, 1e-9)
+	})
 	t.Run("the source ends during the overlap", func(t *testing.T) {
 		// 250 tokens more by then, and the copy is worth nothing.
 		result, _ := moved(t, movingScenario(until(fast, 32), slow), HazardAwareOverlap(2), 22, kvpolicy.Recompute)
