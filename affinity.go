@@ -33,8 +33,9 @@ func (m *mean) add(count int64) {
 	m.n++
 }
 
-// value is the mean; there is at least one count.
+// value is the mean; there is at least one count. It is exact where it is whole,
+// which a quotient of rounded sums is not.
 func (m *mean) value() float64 {
-	const two64 = 1 << 64
-	return (float64(float64(m.high)*two64) + float64(m.low)) / float64(m.n)
+	whole, rest := bits.Div64(m.high, m.low, m.n)
+	return float64(whole) + float64(rest)/float64(m.n)
 }

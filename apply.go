@@ -11,9 +11,18 @@ package kvpolicy
 // From then on the target's counts include the request, also after a stay:
 // right for deciding on others, one too many for deciding on the same again.
 //
-// A target that s does not have is a FieldError.
+// Counts stop at their bounds. A snapshot out of bounds, or a target
+// that s does not have, is a FieldError.
 func (s Snapshot) Apply(d Decision) (Snapshot, error) {
 	next := Snapshot{Request: s.Request, Instances: append([]Instance(nil), s.Instances...)}
+	if err := s.Request.validate(); err != nil {
+		return Snapshot{}, err
+	}
+	for at := range next.Instances {
+		if err := next.Instances[at].validate(at); err != nil {
+			return Snapshot{}, err
+		}
+	}
 	if d.Action == Reject {
 		return next, nil
 	}
@@ -23,29 +32,32 @@ func (s Snapshot) Apply(d Decision) (Snapshot, error) {
 	}
 	target := &next.Instances[index]
 	uncached := s.Request.uncached(target)
-	target.Requests = min(target.Requests+1, maxCount)
-	target.OngoingTokens = min(target.OngoingTokens+s.Request.ContextTokens, maxTokens)
+	target.Requests = saturate(target.Requests, 1, maxCount)
+	target.OngoingTokens = saturate(target.OngoingTokens, s.Request.ContextTokens, maxTokens)
 	if d.Action != Stay {
-		target.KVUsedTokens = min(target.KVUsedTokens+uncached+s.Request.RemainingTokens, maxTokens)
+		target.KVUsedTokens = saturate(target.KVUsedTokens, uncached+s.Request.RemainingTokens, maxTokens)
 	}
 	switch d.Action {
 	case Place, Recover:
-		target.PendingPrefillTokens = min(target.PendingPrefillTokens+uncached, maxTokens)
+		target.PendingPrefillTokens = saturate(target.PendingPrefillTokens, uncached, maxTokens)
 	case PrefillRemote:
 		index = next.find(d.PrefillOn)
 		if index < 0 {
 			return Snapshot{}, fieldError("prefill_on", d.PrefillOn, "be the id of an instance of the snapshot")
 		}
 		source := &next.Instances[index]
-		source.PendingPrefillTokens = min(source.PendingPrefillTokens+s.Request.uncached(source), maxTokens)
+		source.PendingPrefillTokens = saturate(source.PendingPrefillTokens, s.Request.uncached(source), maxTokens)
 	case Migrate:
 		if d.Move.Method == Recompute {
-			target.PendingPrefillTokens = min(target.PendingPrefillTokens+uncached, maxTokens)
+			target.PendingPrefillTokens = saturate(target.PendingPrefillTokens, uncached, maxTokens)
 		}
-		next.Request.Hops = min(next.Request.Hops+1, maxCount)
+		next.Request.Hops = saturate(next.Request.Hops, 1, maxCount)
 	}
 	if s.Request.RunningOn != "" {
 		next.Request.RunningOn = d.Target
 	}
 	return next, nil
 }
+
+// saturate adds two counts within their bounds.
+func saturate(count, more, most int64) int64 { return min(count+more, most) }

@@ -65,8 +65,11 @@ func (q *pricer) residence(i *Instance, remaining float64, b *Breakdown) {
 	b.Decode = q.decode(i, remaining)
 }
 
+// waits and prefill give products that are added in the end. Each is converted
+// where it is made: the compiler may fuse a product with a later addition, which
+// rounds otherwise, wherever no conversion stands between them.
 func (q *pricer) waits(i *Instance) (contention, queue float64) {
-	return float64(i.Requests) * q.policy.Cost.DecodeIterationSeconds,
+	return float64(float64(i.Requests) * q.policy.Cost.DecodeIterationSeconds),
 		float64(i.PendingPrefillTokens)/q.prefillRate(i) + i.WaitSeconds
 }
 
@@ -75,9 +78,9 @@ func (q *pricer) prefill(i *Instance) (prefill, interference float64) {
 	cached := q.request.cached(i)
 	uncached := q.request.ContextTokens - cached
 	// (h + new)^2 - h^2, factored: the squares would cancel.
-	positions := float64(uncached) * float64(2*cached+uncached)
-	prefill = float64(uncached)/q.prefillRate(i) + float64(c.PrefillQuadratic*float64(positions))
-	return prefill, float64(c.InterferenceWeight*float64(i.Requests)) * prefill
+	positions := float64(float64(uncached) * float64(2*cached+uncached))
+	prefill = float64(uncached)/q.prefillRate(i) + float64(c.PrefillQuadratic*positions)
+	return prefill, float64(float64(c.InterferenceWeight*float64(i.Requests)) * prefill)
 }
 
 func (q *pricer) decode(i *Instance, remaining float64) float64 {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"unicode/utf8"
 )
 
 // breakdownJSON is the JSON form of a Breakdown.
@@ -32,19 +33,19 @@ func (b *Breakdown) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// unreadable makes a FieldError of what encoding/json says; one that is a
+// unreadable makes a FieldError of what encoding/json says, either way; one that is a
 // FieldError already stays as it is.
 func unreadable(path string, err error) error {
 	if errors.Is(err, ErrInvalid) {
 		return err
 	}
-	return &FieldError{Path: path, Want: fmt.Sprintf("be as it was written (%v)", err)}
+	return &FieldError{Path: path, Want: fmt.Sprintf("have a JSON form (%v)", err)}
 }
 
 // moveJSON is the JSON form of a Move.
 type moveJSON struct {
-	Target          string  `json:"target"`
-	Method          Method  `json:"method"`
+	Target          string  `json:"target,omitempty"`
+	Method          Method  `json:"method,omitempty"`
 	PlannedSeconds  float64 `json:"planned_s"`
 	RiskGainSeconds float64 `json:"risk_gain_s"`
 	DeltaTSeconds   float64 `json:"delta_t_s"`
@@ -52,10 +53,21 @@ type moveJSON struct {
 	LossMoveSeconds float64 `json:"loss_move_s"`
 }
 
+// MarshalJSON writes the move in the words of SPEC section 9.
+func (m Move) MarshalJSON() ([]byte, error) { return json.Marshal(moveJSON(m)) }
+
+// UnmarshalJSON reads a move that MarshalJSON wrote.
+func (m *Move) UnmarshalJSON(data []byte) error {
+	if err := json.Unmarshal(data, (*moveJSON)(m)); err != nil {
+		return unreadable("move", err)
+	}
+	return nil
+}
+
 // separationJSON is the JSON form of a Separation's verdict; what gate 5 alone
 // knows is absent before it.
 type separationJSON struct {
-	Reason      Reason   `json:"reason"`
+	Reason      Reason   `json:"reason,omitempty"`
 	NewLocal    int64    `json:"new_local"`
 	Source      string   `json:"source,omitempty"`
 	NewSource   *int64   `json:"new_source,omitempty"`
@@ -63,27 +75,70 @@ type separationJSON struct {
 	CostMigrate *float64 `json:"cost_migrate,omitempty"`
 }
 
+// MarshalJSON writes the verdict in the words of SPEC section 9.
+func (v Separation) MarshalJSON() ([]byte, error) {
+	out := separationJSON{Reason: v.Reason, NewLocal: v.NewLocal, Source: v.Source}
+	if v.Source != "" {
+		out.NewSource, out.CostLocal, out.CostMigrate = &v.NewSource, &v.CostLocal, &v.CostMigrate
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON reads a verdict that MarshalJSON wrote.
+func (v *Separation) UnmarshalJSON(data []byte) error {
+	var in separationJSON
+	if err := json.Unmarshal(data, &in); err != nil {
+		return unreadable("pdsep", err)
+	}
+	*v = Separation{Reason: in.Reason, NewLocal: in.NewLocal, Source: in.Source}
+	set(&v.NewSource, in.NewSource)
+	set(&v.CostLocal, in.CostLocal)
+	set(&v.CostMigrate, in.CostMigrate)
+	return nil
+}
+
+// MarshalJSON writes the candidate: instance, tier, reason, cost and score,
+// and as pdsep and move what it is as a source and as a destination.
+func (c Candidate) MarshalJSON() ([]byte, error) {
+	out := struct {
+		Instance string      `json:"instance"`
+		Tier     Tier        `json:"tier"`
+		Reason   Reason      `json:"reason"`
+		Cost     Breakdown   `json:"cost"`
+		Score    float64     `json:"score"`
+		PDSep    *Separation `json:"pdsep,omitempty"`
+		Move     *Move       `json:"move,omitempty"`
+	}{Instance: c.Instance, Tier: c.Tier, Reason: c.Reason, Cost: c.Cost, Score: c.Score}
+	if c.Separation.Reason != 0 {
+		out.PDSep = &c.Separation
+	}
+	if c.Move.Target != "" {
+		out.Move = &c.Move
+	}
+	return json.Marshal(out)
+}
+
 // decisionJSON is the JSON form of a Decision: what its action does not say is
 // absent. (SPEC section 9; runner_up and margin are ours.)
 type decisionJSON struct {
-	Action          Action          `json:"action"`
-	Target          string          `json:"target,omitempty"`
-	Reason          Reason          `json:"reason"`
-	Overcommitted   *bool           `json:"overcommitted,omitempty"`
-	Degraded        *bool           `json:"degraded,omitempty"`
-	Cost            *Breakdown      `json:"cost,omitempty"`
-	Score           *float64        `json:"score,omitempty"`
-	RunnerUp        string          `json:"runner_up,omitempty"`
-	Margin          *float64        `json:"margin,omitempty"`
-	PrefillOn       string          `json:"prefill_on,omitempty"`
-	PDSep           *separationJSON `json:"pdsep,omitempty"`
-	Method          Method          `json:"method,omitempty"`
-	PlannedSeconds  *float64        `json:"planned_s,omitempty"`
-	RiskGainSeconds *float64        `json:"risk_gain_s,omitempty"`
-	DeltaTSeconds   *float64        `json:"delta_t_s,omitempty"`
-	LossStaySeconds *float64        `json:"loss_stay_s,omitempty"`
-	LossMoveSeconds *float64        `json:"loss_move_s,omitempty"`
-	Candidate       *moveJSON       `json:"candidate,omitempty"`
+	Action          Action      `json:"action"`
+	Target          string      `json:"target,omitempty"`
+	Reason          Reason      `json:"reason"`
+	Overcommitted   *bool       `json:"overcommitted,omitempty"`
+	Degraded        *bool       `json:"degraded,omitempty"`
+	Cost            *Breakdown  `json:"cost,omitempty"`
+	Score           *float64    `json:"score,omitempty"`
+	RunnerUp        string      `json:"runner_up,omitempty"`
+	Margin          *float64    `json:"margin,omitempty"`
+	PrefillOn       string      `json:"prefill_on,omitempty"`
+	PDSep           *Separation `json:"pdsep,omitempty"`
+	Method          Method      `json:"method,omitempty"`
+	PlannedSeconds  *float64    `json:"planned_s,omitempty"`
+	RiskGainSeconds *float64    `json:"risk_gain_s,omitempty"`
+	DeltaTSeconds   *float64    `json:"delta_t_s,omitempty"`
+	LossStaySeconds *float64    `json:"loss_stay_s,omitempty"`
+	LossMoveSeconds *float64    `json:"loss_move_s,omitempty"`
+	Candidate       *Move       `json:"candidate,omitempty"`
 }
 
 // MarshalJSON writes the decision in the words of SPEC section 9. The zero
@@ -100,17 +155,22 @@ func (d Decision) MarshalJSON() ([]byte, error) {
 		out.PlannedSeconds, out.RiskGainSeconds, out.DeltaTSeconds = &m.PlannedSeconds, &m.RiskGainSeconds, &m.DeltaTSeconds
 		out.LossStaySeconds, out.LossMoveSeconds = &m.LossStaySeconds, &m.LossMoveSeconds
 	}
-	if v := &d.Separation; v.Reason != 0 {
-		out.PDSep = &separationJSON{Reason: v.Reason, NewLocal: v.NewLocal, Source: v.Source}
-		if v.Source != "" {
-			out.PDSep.NewSource, out.PDSep.CostLocal, out.PDSep.CostMigrate = &v.NewSource, &v.CostLocal, &v.CostMigrate
-		}
+	if d.Separation.Reason != 0 {
+		out.PDSep = &d.Separation
 	}
 	if d.Candidate.Target != "" {
-		candidate := moveJSON(d.Candidate)
-		out.Candidate = &candidate
+		out.Candidate = &d.Candidate
 	}
-	return json.Marshal(out)
+	for _, id := range []string{d.Target, d.RunnerUp, d.PrefillOn, d.Separation.Source, d.Candidate.Target} {
+		if !utf8.ValidString(id) {
+			return nil, fieldError("target", id, "be UTF-8 to be written as JSON")
+		}
+	}
+	data, err := json.Marshal(out)
+	if err != nil {
+		return nil, unreadable("decision", err)
+	}
+	return data, nil
 }
 
 // UnmarshalJSON reads a decision that MarshalJSON wrote, from a log.
@@ -126,12 +186,7 @@ func (d *Decision) UnmarshalJSON(data []byte) error {
 	set(&read.Cost, in.Cost)
 	set(&read.Score, in.Score)
 	set(&read.Margin, in.Margin)
-	if v := in.PDSep; v != nil {
-		read.Separation = Separation{Reason: v.Reason, NewLocal: v.NewLocal, Source: v.Source}
-		set(&read.Separation.NewSource, v.NewSource)
-		set(&read.Separation.CostLocal, v.CostLocal)
-		set(&read.Separation.CostMigrate, v.CostMigrate)
-	}
+	set(&read.Separation, in.PDSep)
 	read.Move.Method = in.Method
 	if in.Action == Migrate {
 		read.Move.Target = in.Target
@@ -141,9 +196,7 @@ func (d *Decision) UnmarshalJSON(data []byte) error {
 	set(&read.Move.DeltaTSeconds, in.DeltaTSeconds)
 	set(&read.Move.LossStaySeconds, in.LossStaySeconds)
 	set(&read.Move.LossMoveSeconds, in.LossMoveSeconds)
-	if in.Candidate != nil {
-		read.Candidate = Move(*in.Candidate)
-	}
+	set(&read.Candidate, in.Candidate)
 	*d = read
 	return nil
 }

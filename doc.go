@@ -42,7 +42,8 @@
 // may share, Decide never writes its input, and it allocates nothing.
 //
 // Invariant: the same policy and snapshot give the same decision in every
-// process and on every architecture.
+// process; and on every architecture, but for ties of a hazard model's losses
+// that are closer than the last bit of an exponential.
 //
 // # Ties
 //

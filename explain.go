@@ -30,11 +30,21 @@ type Candidate struct {
 // Explain appends a Candidate for every instance of s to dst, in the order of
 // the snapshot, and returns the longer slice. It is what Decide compares, laid
 // open: the candidate that is Taken is the decision's target (a rejected
-// request has none). Errors are those of Decide.
+// request has none). Errors are those of Decide, and those of pricing the
+// instances that Decide has no need to price, whose curve may be none; dst then
+// comes back as it was.
 func (p Policy) Explain(dst []Candidate, s Snapshot) ([]Candidate, error) {
-	q, err := newPricer(&p, &s)
+	longer, err := p.explain(dst, &s)
 	if err != nil {
 		return dst, err
+	}
+	return longer, nil
+}
+
+func (p *Policy) explain(dst []Candidate, s *Snapshot) ([]Candidate, error) {
+	q, err := newPricer(p, s)
+	if err != nil {
+		return nil, err
 	}
 	if s.Request.RunningOn == "" {
 		return q.explainPlacement(dst, q.home())
@@ -48,7 +58,7 @@ func (p Policy) Explain(dst []Candidate, s Snapshot) ([]Candidate, error) {
 func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, error) {
 	c, err := q.choose(home)
 	if err != nil {
-		return dst, err
+		return nil, err
 	}
 	var l local
 	separation := q.policy.Separation.Enabled && q.request.RunningOn == "" && c.tier != 0
@@ -63,7 +73,7 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 				e.Score, err = q.score(at)
 			}
 			if err != nil {
-				return dst, err
+				return nil, err
 			}
 		}
 		s := q.stand(at, e.Score)
@@ -118,24 +128,24 @@ func (q *pricer) sourceFor(l *local, source int) Separation {
 func (q *pricer) explainMigration(dst []Candidate, at int) ([]Candidate, error) {
 	decision, err := q.stayOrMigrate(at)
 	if err != nil {
-		return dst, err
+		return nil, err
 	}
 	guard := q.migrationGuards(at)
 	var stay Breakdown
 	if err := q.priceRest(at, &stay); err != nil {
-		return dst, err
+		return nil, err
 	}
 	for to := range q.instances {
 		i := &q.instances[to]
 		e := Candidate{Instance: i.ID, Tier: q.tier(i), Reason: guard}
 		if e.Tier != Down {
 			if err := q.priceRest(to, &e.Cost); err != nil {
-				return dst, err
+				return nil, err
 			}
 		}
 		if guard == 0 {
 			if e.Move, e.Reason, err = q.judgeDestination(at, &stay, to); err != nil {
-				return dst, err
+				return nil, err
 			}
 		}
 		switch {

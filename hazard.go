@@ -40,7 +40,7 @@ const (
 	// maxHorizonSeconds bounds the ages and the spans that a loss is taken over.
 	// It is wider than the bound of an input's times: T is a sum of quotients,
 	// and an age in the future is an age plus such a T.
-	maxHorizonSeconds = 1e30
+	maxHorizonSeconds = 1e31
 )
 
 // logSurvivor is what many distributions of gonum and other libraries offer.
@@ -395,7 +395,7 @@ func logarithm(x float64) float64 {
 }
 
 // ConditionalSurvival is S(age + t)/S(age), the probability that a node which
-// is up at age is up t seconds later. Both are in seconds, 0 to 1e30. It is 1
+// is up at age is up t seconds later. Both are in seconds, 0 to 1e31. It is 1
 // at t = 0, never rises with t, and is right at ages where S itself has
 // underflowed, for the curves that Curve names. A nil curve never fails: 1.
 //
@@ -425,7 +425,7 @@ func ConditionalSurvival(curve Curve, age, t float64) (float64, error) {
 
 func checkHorizon(path string, seconds float64) error {
 	if !(seconds >= 0 && seconds <= maxHorizonSeconds) {
-		return fieldError(path, seconds, "be 0 to 1e30 seconds")
+		return fieldError(path, seconds, "be 0 to 1e31 seconds")
 	}
 	return nil
 }

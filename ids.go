@@ -1,81 +1,65 @@
 package kvpolicy
 
+import "math/bits"
+
+// Fleets up to these sizes have their ids checked in a table on the stack, as
+// a map would allocate. Each size has a function of its own, so that a small
+// fleet does not pay for clearing a large table. No table is more than three
+// quarters full.
+const (
+	smallFleet  = 128
+	mediumFleet = 2048
+	largeFleet  = 12288
+)
+
 // duplicateID is the index of an instance whose id an earlier one has, -1
-// where there is none. It hashes ids into a table on the stack, as a map or a
-// sort would allocate; each table size has a function of its own, so that a
-// small fleet does not pay for clearing a large table.
+// where there is none. Beyond a large fleet it allocates a table.
 func duplicateID(instances []Instance) int {
 	switch n := len(instances); {
-	case n <= 128:
+	case n <= smallFleet:
 		return duplicateInSmall(instances)
-	case n <= 2048:
+	case n <= mediumFleet:
 		return duplicateInMedium(instances)
-	default:
+	case n <= largeFleet:
 		return duplicateInLarge(instances)
+	default:
+		return duplicateIn(make([]uint64, 2<<bits.Len(uint(n))), instances)
 	}
 }
 
 //go:noinline
 func duplicateInSmall(instances []Instance) int {
-	var table [256]uint64
-	return duplicateIn(table[:], instances, 0, 1)
+	var table [2 * smallFleet]uint64
+	return duplicateIn(table[:], instances)
 }
 
 //go:noinline
 func duplicateInMedium(instances []Instance) int {
-	var table [4096]uint64
-	return duplicateIn(table[:], instances, 0, 1)
+	var table [2 * mediumFleet]uint64
+	return duplicateIn(table[:], instances)
 }
 
-// duplicateInLarge goes over fleets larger than its table in parts, by hash.
-//
 //go:noinline
 func duplicateInLarge(instances []Instance) int {
-	const size, most = 16384, 12288
-	first := -1
-	parts := uint64((len(instances) + most - 1) / most)
-	if parts > 1 {
-		parts *= 2 // parts are not exactly equal in size
-	}
-	for part := uint64(0); part < parts; part++ {
-		var table [size]uint64
-		if at := duplicateIn(table[:], instances, part, parts); at >= 0 && (first < 0 || at < first) {
-			first = at
-		}
-	}
-	return first
+	var table [16384]uint64
+	return duplicateIn(table[:], instances)
 }
 
-// duplicateIn looks at the ids of one part. A slot of the table, a power of
-// two in length, holds 32 bits of the hash and the index plus one; a full
-// table would never end the search, so that what no slot is found for is
-// compared with every instance before it.
-func duplicateIn(table []uint64, instances []Instance, part, parts uint64) int {
+// duplicateIn hashes the ids into table, a power of two in length. A slot holds
+// 32 bits of the hash and the index plus one, so that most other ids are told
+// apart without a look at them.
+func duplicateIn(table []uint64, instances []Instance) int {
 	mask := uint64(len(table) - 1)
 	for at := range instances {
 		id := instances[at].ID
 		h := hash(0, id)
-		if parts > 1 && h>>32%parts != part {
-			continue
-		}
-		tag := h &^ 0xffffffff
-		slot, tries := h&mask, 0
+		tag, slot := h&^0xffffffff, h&mask
 		for ; table[slot] != 0; slot = (slot + 1) & mask {
 			if table[slot]&^0xffffffff == tag && instances[uint32(table[slot])-1].ID == id {
 				return at
 			}
-			if tries++; tries > len(table) {
-				for before := range at {
-					if instances[before].ID == id {
-						return at
-					}
-				}
-				break
-			}
 		}
-		if tries <= len(table) {
-			table[slot] = tag | uint64(at+1)
-		}
+		table[slot] = tag | uint64(at+1)
 	}
 	return -1
 }

@@ -248,14 +248,20 @@ func (f *fields) small(key string, to *int) {
 
 // unsigned reads a whole number of 0 to 2^64 - 1.
 func (f *fields) unsigned(key string, to *uint64) {
-	if data, ok := f.take(key); ok {
-		n, err := strconv.ParseUint(string(data), 10, 64)
-		if err != nil {
+	data, ok := f.take(key)
+	if !ok {
+		return
+	}
+	n, err := strconv.ParseUint(string(data), 10, 64)
+	if err != nil { // 3.0, or no whole number
+		count, want := parseCount(string(data))
+		if want != "" || count < 0 {
 			f.fail(key, data, "be a whole number of 0 to 2^64 - 1")
 			return
 		}
-		*to = n
+		n = uint64(count)
 	}
+	*to = n
 }
 
 // text reads a string.

@@ -439,7 +439,7 @@ func (k *KaplanMeier) Quantile(p float64) (seconds float64, withinData bool, err
 }
 
 // RestrictedMean is the mean of min(session, horizon): the integral of Survival
-// from 0 to horizon, in seconds, 0 to 1e30, the tail included, in O(log n).
+// from 0 to horizon, in seconds, 0 to 1e31, the tail included, in O(log n).
 // The error is the FieldError "horizon".
 func (k *KaplanMeier) RestrictedMean(horizon float64) (float64, error) {
 	if err := checkHorizon("horizon", horizon); err != nil {

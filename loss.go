@@ -61,9 +61,9 @@ func (u *Exposure) validate() error {
 	}{
 		{"exposure.context_tokens", u.ContextTokens, most, "be 0 to 1e18 tokens"},
 		{"exposure.decode_rate", u.DecodeRate, maxRate, "be 0 to 1e18 tokens/s"},
-		{"exposure.wait_s", u.WaitSeconds, maxHorizonSeconds, "be 0 to 1e30 seconds"},
+		{"exposure.wait_s", u.WaitSeconds, maxHorizonSeconds, "be 0 to 1e31 seconds"},
 		{"exposure.remaining_tokens", u.RemainingTokens, most, "be 0 to 1e18 tokens"},
-		{"exposure.overhead_s", u.OverheadSeconds, maxHorizonSeconds, "be 0 to 1e30 seconds"},
+		{"exposure.overhead_s", u.OverheadSeconds, maxHorizonSeconds, "be 0 to 1e31 seconds"},
 	} {
 		if !(field.value >= 0 && field.value <= field.most) {
 			return fieldError(field.path, field.value, field.want)
@@ -97,7 +97,7 @@ func (u *Exposure) validate() error {
 // form allocates, and neither is ever negative or more than
 // (S(from|age) - S(to|age)) times the greatest exposure in between.
 //
-// A nil curve never fails: 0. age, from and to are in seconds, from 0 to 1e30
+// A nil curve never fails: 0. age, from and to are in seconds, from 0 to 1e31
 // and from <= to. Errors are FieldErrors: "age", "from", "to", "cells",
 // "exposure.decode_rate" and the like, "curve" as in ConditionalSurvival.
 // (The algorithm note's L_i; SPEC 5.3. The exact value is ours.)
@@ -171,7 +171,7 @@ func (c *conditional) lossInCells(from, to float64, cells int, u *Exposure) floa
 func (c *conditional) lossExact(from, to float64, u *Exposure) float64 {
 	width := to - from
 	start, end := c.at(0), c.at(width)
-	loss := u.At(from) * math.Max(0, start.drop(end))
+	loss := float64(u.At(from) * math.Max(0, start.drop(end)))
 	rise := u.prefill(u.grown(to) - u.grown(from))
 	if rise == 0 || loss == 0 && start.drop(end) <= 0 {
 		return loss
@@ -197,7 +197,7 @@ func (c *conditional) meanExcess(l, h float64) float64 {
 	case formSteps:
 		return c.meanExcessOfSteps(l, h)
 	case formExponential:
-		return math.Exp(-c.rate*l) * meanExcessOfExponential(c.rate*(h-l))
+		return float64(math.Exp(-c.rate*l) * meanExcessOfExponential(c.rate*(h-l)))
 	default:
 		return c.meanExcessByQuadrature(l, h)
 	}
@@ -231,7 +231,7 @@ func (c *conditional) meanExcessOfSteps(l, h float64) float64 {
 		next := i + 1<<span
 		// age and offset apart, so that the distance is exact near l.
 		distance := math.Max(0, ((k.times[i]-c.age)-c.offset)-l)
-		part := (k.survival[i] - k.scaled(k.survival[next], next, i)) * distance
+		part := float64((k.survival[i] - k.scaled(k.survival[next], next, i)) * distance)
 		if span > 0 {
 			part += k.moment[(k.width+i)>>span]
 		}
@@ -245,7 +245,7 @@ func (c *conditional) meanExcessOfSteps(l, h float64) float64 {
 		tail := point{high.step, low.hazard}.survival()
 		start := math.Max(l, c.tail)
 		z := c.rate * (h - start)
-		sum += tail * (float64((start-l)*-math.Expm1(-z)) + float64((h-start)*meanExcessOfExponential(z)))
+		sum += float64(tail * (float64((start-l)*-math.Expm1(-z)) + float64((h-start)*meanExcessOfExponential(z))))
 	}
 	return math.Min(sum/(h-l), low.drop(high))
 }

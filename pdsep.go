@@ -19,15 +19,15 @@ func (g *SeparationGates) validate() error {
 }
 
 // InterferenceSeconds is what a prefill of n tokens costs the decodes beside
-// it: n / rate * (1 + alpha * (activeDecodes - 1)), the first decode being in
-// the rate. (SPEC section 4, after the elastic-migration-v2 report.)
+// it: n / rate * (1 + alpha * max(0, activeDecodes - 1)), the first decode being
+// in the rate. (SPEC section 4, after the elastic-migration-v2 report.)
 func (g SeparationGates) InterferenceSeconds(n, activeDecodes int64) float64 {
 	return g.interference(n, activeDecodes)
 }
 
 func (g *SeparationGates) interference(n, activeDecodes int64) float64 {
 	others := float64(max(0, activeDecodes-1))
-	return float64(n) / g.InterferenceRate * (1 + float64(g.InterferenceAlpha*others))
+	return float64(float64(n) / g.InterferenceRate * (1 + float64(g.InterferenceAlpha*others)))
 }
 
 // local is the prefill where it was chosen to be, against which sources are

@@ -17,8 +17,18 @@ type section struct {
 	key     string
 	enabled *bool
 	members []member
-	// switchOn sets the defaults of a part that is named while it is off.
-	switchOn func()
+	// turn switches a part on with its defaults, or off.
+	turn func(on bool)
+}
+
+// turning makes a turn for a part.
+func turning[T any](part *T, defaults func() T) func(on bool) {
+	return func(on bool) {
+		*part = *new(T)
+		if on {
+			*part = defaults()
+		}
+	}
 }
 
 // sections is the layout of a policy's JSON form. (SPEC section 9.)
@@ -33,9 +43,9 @@ func (p *Policy) sections() []section {
 			{"decode_rate", &c.DecodeRate},
 			{"count_decode", &c.CountDecode},
 		}},
-		{key: "affinity", enabled: &p.Affinity.Enabled, switchOn: func() { p.Affinity = defaultAffinity() },
+		{key: "affinity", enabled: &p.Affinity.Enabled, turn: turning(&p.Affinity, defaultAffinity),
 			members: []member{{"overload_factor", &p.Affinity.OverloadFactor}}},
-		{key: "pdsep", enabled: &g.Enabled, switchOn: func() { *g = relaxedSeparation() }, members: []member{
+		{key: "pdsep", enabled: &g.Enabled, turn: turning(g, relaxedSeparation), members: []member{
 			{"min_new_tokens", &g.MinNewTokens},
 			{"min_active_decodes", &g.MinActiveDecodes},
 			{"min_source_cache_tokens", &g.MinSourceCacheTokens},
@@ -50,11 +60,11 @@ func (p *Policy) sections() []section {
 			{"bandwidth", &t.Bandwidth},
 			{"kv_bytes_per_token", &t.KVBytesPerToken},
 		}},
-		{key: "hazard", enabled: &p.Hazard.Enabled, switchOn: func() { p.Hazard = defaultHazard() }, members: []member{
+		{key: "hazard", enabled: &p.Hazard.Enabled, turn: turning(&p.Hazard, defaultHazard), members: []member{
 			{"stall_penalty_s", &p.Hazard.StallPenaltySeconds},
 			{"cells", &p.Hazard.Cells},
 		}},
-		{key: "migration", enabled: &m.Enabled, switchOn: func() { *m = defaultMigration() }, members: []member{
+		{key: "migration", enabled: &m.Enabled, turn: turning(m, defaultMigration), members: []member{
 			{"hysteresis_s", &m.HysteresisSeconds},
 			{"max_slowdown_s", &m.MaxSlowdownSeconds},
 			{"max_hops", &m.MaxHops},
@@ -113,10 +123,9 @@ func (p *Policy) UnmarshalJSON(data []byte) error {
 			continue
 		}
 		f.part(s.key, func(on bool) {
-			if on && !*s.enabled {
-				s.switchOn()
+			if !on || !*s.enabled { // a part that is on keeps the preset's values
+				s.turn(on)
 			}
-			*s.enabled = on
 		}, func(inner *fields) { inner.read(s.members) })
 	}
 	if err := f.finish(); err != nil {

@@ -95,7 +95,8 @@ func (q *quadrature) panel(v0, e0, v1, e1 float64) float64 {
 func (q *quadrature) lobatto(v0, e0, middle, e, v1, e1 float64) (fine, uncertainty float64) {
 	half := (v1 - v0) / 2
 	pair := func(node float64) (sum, early float64) {
-		v, w := middle-half*node, middle+half*node
+		offset := float64(half * node)
+		v, w := middle-offset, middle+offset
 		early = q.excess(q.width * v * v * v)
 		return 3 * (float64(v*v*early) + float64(w*w*q.excess(q.width*w*w*w))), early
 	}
@@ -106,15 +107,15 @@ func (q *quadrature) lobatto(v0, e0, middle, e, v1, e1 float64) (fine, uncertain
 	third, _ := pair(0.64185334234578131)
 	fourth, _ := pair(0.44721359549995794) // sqrt(1/5)
 	fifth, _ := pair(0.23638319966214988)
-	fine = half * (float64(ends*0.015827191973480183) + float64(first*0.094273840218850046) +
+	fine = float64(half * (float64(ends*0.015827191973480183) + float64(first*0.094273840218850046) +
 		float64(second*0.15507198733658540) + float64(third*0.18882157396018245) +
-		float64(fourth*0.19977340522685853) + float64(fifth*0.22492646533333953) + float64(center*0.24261107190140773))
+		float64(fourth*0.19977340522685853) + float64(fifth*0.22492646533333953) + float64(center*0.24261107190140773)))
 	coarse := half * (float64(ends*77) + float64(second*432) + float64(fourth*625) + float64(center*672)) / 1470
 	uncertainty = math.Abs(fine - coarse)
 	if v0 == 0 {
 		before, between := math.Pow(half*(1-firstNode), 3), math.Pow(half*(1-secondNode), 3)
 		line := firstExcess + (firstExcess-secondExcess)*before/(between-before)
-		uncertainty += math.Abs(e0-line) * before
+		uncertainty += float64(math.Abs(e0-line) * before)
 	}
 	return fine, uncertainty
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 )
 
 // UnmarshalJSON reads a snapshot: request, instances, and the curves that
@@ -16,9 +17,12 @@ func (s *Snapshot) UnmarshalJSON(data []byte) error {
 	curves := map[string]Curve{}
 	f.object("curves", func(inner *fields) {
 		for _, name := range inner.names() {
-			data, ok := inner.take(name)
+			data, ok := inner.takeNullable(name)
 			if !ok {
 				return
+			}
+			if data == nil {
+				data = json.RawMessage("null")
 			}
 			curves[name], inner.err = decodeCurve(fmt.Sprintf("curves[%s]", name), data)
 		}
@@ -63,7 +67,8 @@ func (i *Instance) read(f *fields, curves map[string]Curve) {
 	f.number("uptime_s", &i.UptimeSeconds)
 	f.flag("unavailable", &i.Unavailable)
 	f.number("metrics_age_s", &i.MetricsAgeSeconds)
-	if f.text("curve", &i.CurveName); i.CurveName != "" {
+	if _, named := f.members["curve"]; named {
+		f.text("curve", &i.CurveName)
 		curve, known := curves[i.CurveName]
 		if !known && f.err == nil {
 			f.err = fieldError(f.at("curve"), i.CurveName, "be the name of one of the snapshot's curves")
@@ -75,7 +80,8 @@ func (i *Instance) read(f *fields, curves map[string]Curve) {
 // MarshalJSON writes the snapshot. Curves are listed once each, by CurveName;
 // one without a name, or whose name stands for another curve already, is given
 // one. A curve that is neither Kaplan-Meier, Weibull nor exponential has no
-// JSON form and is an error.
+// JSON form, nor has an id that is not UTF-8 or a number that is not finite:
+// each is a *FieldError.
 func (s Snapshot) MarshalJSON() ([]byte, error) {
 	type instance struct {
 		Instance
@@ -86,26 +92,72 @@ func (s Snapshot) MarshalJSON() ([]byte, error) {
 		Instances []instance                 `json:"instances"`
 		Curves    map[string]json.RawMessage `json:"curves,omitempty"`
 	}{Request: s.Request, Instances: make([]instance, len(s.Instances)), Curves: map[string]json.RawMessage{}}
+	for _, text := range []struct{ path, text string }{{"request.id", s.Request.ID},
+		{"request.affinity", s.Request.Affinity}, {"request.running_on", s.Request.RunningOn}} {
+		if !utf8.ValidString(text.text) {
+			return nil, fieldError(text.path, text.text, "be UTF-8 to be written as JSON")
+		}
+	}
+	names := curveNames{listed: out.Curves, names: map[string]string{}, estimates: map[*KaplanMeier]string{}}
 	for at, i := range s.Instances {
+		if !utf8.ValidString(i.ID) {
+			return nil, instanceError(at, "id", i.ID, "be UTF-8 to be written as JSON")
+		}
 		out.Instances[at].Instance = i
-		if i.Curve == nil {
-			continue
-		}
-		data, err := EncodeCurve(i.Curve)
+		name, err := names.of(at, &i)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", i.curvePath(at), err)
+			return nil, err
 		}
-		name := i.CurveName
-		for n := 0; ; n++ {
-			if name != "" {
-				if listed, taken := out.Curves[name]; !taken || slices.Equal(listed, data) {
-					break
-				}
-			}
-			name = fmt.Sprintf("c%d", n)
-		}
-		out.Curves[name] = data
 		out.Instances[at].Curve = name
 	}
-	return json.Marshal(out)
+	data, err := json.Marshal(out)
+	if err != nil {
+		return nil, unreadable("snapshot", err)
+	}
+	return data, nil
+}
+
+// curveNames gives each curve of a snapshot one name.
+type curveNames struct {
+	listed    map[string]json.RawMessage // by name
+	names     map[string]string          // by what is listed
+	estimates map[*KaplanMeier]string    // so that a shared one is encoded once
+	made      int                        // names made up
+}
+
+// of is the name of an instance's curve, empty for none.
+func (c *curveNames) of(at int, i *Instance) (string, error) {
+	if i.Curve == nil {
+		return "", nil
+	}
+	estimate, shared := i.Curve.(*KaplanMeier)
+	if name, known := c.estimates[estimate]; shared && known && (i.CurveName == "" || i.CurveName == name) {
+		return name, nil
+	}
+	data, err := EncodeCurve(i.Curve)
+	if err != nil {
+		return "", i.curveError(at, &FieldError{Path: i.curvePath(at), Want: "have a JSON form: " + err.Error()})
+	}
+	name := i.CurveName
+	if listed, taken := c.listed[name]; name == "" || !utf8.ValidString(name) || taken && !slices.Equal(listed, data) {
+		if name = c.names[string(data)]; name == "" {
+			name = c.make()
+		}
+	}
+	c.listed[name], c.names[string(data)] = data, name
+	if shared {
+		c.estimates[estimate] = name
+	}
+	return name, nil
+}
+
+// make is a name that no curve has.
+func (c *curveNames) make() string {
+	for {
+		name := fmt.Sprintf("c%d", c.made)
+		c.made++
+		if _, taken := c.listed[name]; !taken {
+			return name
+		}
+	}
 }
