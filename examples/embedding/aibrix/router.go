@@ -22,10 +22,10 @@ func RegisterRouter(policy kvpolicy.Policy, cache Cache) {
 
 // PolicyRouter routes by a policy: alone by Route, or as one of several
 // strategies by ScoreAll, which the gateway follows up with PostRouteUpdate.
-//
-// The gateway tells neither how large a pod's KV pool is nor how full:
-// every request fits, until InstanceInfo.KVCapacityTokens says otherwise.
 type PolicyRouter struct {
+	// KVCapacityTokens is the size of a pod's KV pool in tokens, which the gateway
+	// does not tell; 0 is unknown, and every request fits.
+	KVCapacityTokens int64
 	// Decided is told each decision with what it was decided on, where it is not
 	// nil; see package decisionlog.
 	Decided func(kvpolicy.Snapshot, kvpolicy.Decision)
@@ -66,7 +66,8 @@ func CachedTokens(matchPercent float64, promptTokens int64) (int64, error) {
 // pod's by now: another start time then makes the tracker forget what the
 // last one cached.
 func (r *PolicyRouter) observe(pod *Pod, now time.Time) error {
-	if err := r.tracker.Join(pod.Address(), track.InstanceInfo{StartedAt: pod.StartTime}, now); err != nil {
+	info := track.InstanceInfo{StartedAt: pod.StartTime, KVCapacityTokens: r.KVCapacityTokens}
+	if err := r.tracker.Join(pod.Address(), info, now); err != nil {
 		return err
 	}
 	count, known := r.cache.RealtimeRunning(pod)

@@ -193,6 +193,20 @@ func TestScoreAllThenPostRouteUpdate(t *testing.T) {
 	require.EqualValues(t, 700, i.OngoingTokens)
 }
 
+func TestScoreAllScoresCandidatesAlone(t *testing.T) {
+	policy := kvpolicy.Unified()
+	policy.MaxMetricsAgeSeconds = 60
+	r, known, a, b := gateway(t, policy)
+	r.KVCapacityTokens = 1000
+	delete(known.running, a.Address())
+	_, scored, err := r.ScoreAll(request("r", 700), pods{a, b})
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, true}, scored)
+	_, scored, err = r.ScoreAll(request("r", 7000), pods{b})
+	require.NoError(t, err)
+	require.Equal(t, []bool{false}, scored, "it can never hold the request")
+}
+
 func TestRejectIsAnError(t *testing.T) {
 	r, _, _, _ := gateway(t, kvpolicy.Unified())
 	_, err := r.Route(request("r", 10), pods{})

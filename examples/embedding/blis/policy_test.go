@@ -153,6 +153,17 @@ func TestARejectHasNoTarget(t *testing.T) {
 	require.Equal(t, "a", p.Route(request("r", 100), &RouterState{Snapshots: full, Clock: 1}).TargetInstance, "it waits there")
 }
 
+func TestCandidatesAloneHaveAScore(t *testing.T) {
+	p := newPolicy(t, kvpolicy.Unified(), nil)
+	d := p.Route(request("r", 100), &RouterState{Snapshots: []RoutingSnapshot{
+		{ID: "full", TotalKvCapacityTokens: 160, KvTokensInUse: 160},
+		{ID: "roomy", TotalKvCapacityTokens: 160, InFlightRequests: 9},
+	}})
+	require.Equal(t, "roomy", d.TargetInstance)
+	require.Contains(t, d.Scores, "roomy")
+	require.NotContains(t, d.Scores, "full")
+}
+
 func TestFaultsAreSaid(t *testing.T) {
 	_, err := NewPolicy(kvpolicy.Unified(), 0, nil)
 	require.ErrorContains(t, err, "block_tokens")

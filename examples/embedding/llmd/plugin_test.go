@@ -175,8 +175,10 @@ func TestAnUnscrapedEndpointDoesNotWinByLookingIdle(t *testing.T) {
 	var decided kvpolicy.Decision
 	p.Decided = func(_ kvpolicy.Snapshot, d kvpolicy.Decision) { decided = d }
 	never := &server{address: "10.0.0.1:8000"}
+	require.EqualValues(t, 1e12, view(p, never).MetricsAgeSeconds)
 
-	result, err := schedule(p, request("r1", 100), []Endpoint{never, scraped("10.0.0.2:8000", 30, 5)})
+	// Not even by another scorer's favour: the Filter takes it out.
+	result, err := schedule(p, request("r1", 100), []Endpoint{never, scraped("10.0.0.2:8000", 30, 5)}, favour(never.address))
 	require.NoError(t, err)
 	require.Equal(t, "10.0.0.2:8000", picked(result.ProfileResults[DecodeProfile]))
 	require.False(t, decided.Degraded)
@@ -274,6 +276,9 @@ func TestARejectLeavesNoEndpoint(t *testing.T) {
 	e.metrics.CacheBlockSize, e.metrics.CacheNumBlocks = 16, 10
 	_, err := schedule(p, request("r", 1000), []Endpoint{e})
 	require.ErrorContains(t, err, "no endpoint for request r")
+
+	nameless := scraped("", 0, 0)
+	require.Empty(t, p.Filter(context.Background(), request("r", 1), []Endpoint{nameless}))
 }
 
 func TestScoresAreOfTheUnitRangeAndTheTargetAloneHasOne(t *testing.T) {
@@ -294,8 +299,15 @@ func TestScoresAreOfTheUnitRangeAndTheTargetAloneHasOne(t *testing.T) {
 		d, candidates, err := p.explain(s)
 		require.NoError(t, err)
 		got := scores(d, candidates)
+		var tier kvpolicy.Tier
+		for _, c := range candidates {
+			if c.Instance == d.Target {
+				tier = c.Tier
+			}
+		}
 		for _, c := range candidates {
 			score := got[c.Instance]
+			require.Equal(t, c.Tier == tier, score > 0, "only candidates have a score")
 			require.True(t, score >= 0 && score <= 1)
 			require.Equal(t, c.Instance == d.Target, score == 1, "%s of %v", c.Instance, got)
 			for _, o := range candidates {
