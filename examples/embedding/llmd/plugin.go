@@ -274,7 +274,8 @@ func picked(r *ProfileRunResult) string {
 }
 
 // PreRequest begins the request in the ledger where it really goes, which
-// other scorers may have had a say in.
+// other scorers may have had a say in. The error is track.ErrEnded for an id
+// that was another request's: an id must be the router's, and not a client's.
 func (p *Plugin) PreRequest(_ context.Context, r *InferenceRequest, result *SchedulingResult) error {
 	d := kvpolicy.Decision{
 		Action:    kvpolicy.Place,

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvpolicy/kvpolicy"
+	"github.com/kvpolicy/kvpolicy/track"
 )
 
 var (
@@ -220,6 +221,17 @@ func TestReleasedOnce(t *testing.T) {
 	i = view(p, e)
 	require.EqualValues(t, 1, i.Requests)
 	require.EqualValues(t, 1600, i.OngoingTokens)
+}
+
+func TestAnIDIsOfOneRequest(t *testing.T) {
+	p, _ := newPlugin(t, kvpolicy.Unified())
+	e, r := scraped("10.0.0.1:8000", 0, 0), request("from a client's header", 16)
+	_, err := schedule(p, r, []Endpoint{e})
+	require.NoError(t, err)
+	p.ResponseBody(context.Background(), r, &Response{EndOfStream: true}, e.address)
+	_, err = schedule(p, r, []Endpoint{e})
+	require.ErrorIs(t, err, track.ErrEnded, "which is what a request looks like whose client has gone")
+	require.Zero(t, view(p, e).Requests)
 }
 
 // fleet is where a long prompt is worth prefilling elsewhere: the idle one
