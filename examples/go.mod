@@ -5,6 +5,7 @@ go 1.24.0
 require (
 	github.com/google/renameio/v2 v2.0.0
 	github.com/kvpolicy/kvpolicy v0.0.0
+	github.com/kvpolicy/kvpolicy/track v0.0.0
 	github.com/olekukonko/tablewriter v1.1.5
 	github.com/schollz/progressbar/v3 v3.18.0
 	golang.org/x/sync v0.19.0
@@ -24,6 +25,7 @@ require (
 	github.com/clipperhouse/uax29/v2 v2.6.0 // indirect
 	github.com/fatih/color v1.18.0 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
+	github.com/hashicorp/golang-lru/v2 v2.0.7 // indirect
 	github.com/mattn/go-colorable v0.1.14 // indirect
 	github.com/mattn/go-isatty v0.0.20 // indirect
 	github.com/mattn/go-runewidth v0.0.19 // indirect
@@ -41,6 +43,10 @@ require (
 require (
 	github.com/stretchr/testify v1.12.1
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	pgregory.net/rapid v1.3.0
 )
 
-replace github.com/kvpolicy/kvpolicy => ../
+replace (
+	github.com/kvpolicy/kvpolicy => ../
+	github.com/kvpolicy/kvpolicy/track => ../track
+)
