@@ -4,7 +4,8 @@ package kvpolicy
 // a burst decided on one scrape spreads instead of piling up: the request
 // counts at its target (requests, ongoing tokens, KV), and its prefill where
 // the prefill runs. The instances are copied; s is not changed. The request
-// stays in place, for the caller to put the next one there; after a migrate
+// stays in place, for the caller to put the next one there (with the cached
+// tokens, which are the next request's own); after a migrate
 // or a recover it runs on the target, with one hop more for a migrate. A
 // reject changes nothing. (Ours.)
 //

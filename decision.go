@@ -234,7 +234,9 @@ type Decision struct {
 	// Degraded says that the metrics of every available instance are older than
 	// the policy allows. Said by Place, PrefillRemote and Recover alone.
 	Degraded bool
-	// Cost is the target's cost, set for Place, PrefillRemote and Recover.
+	// Cost is the target's cost, set for Place, PrefillRemote and Recover. It
+	// prices the prefill on the target, for PrefillRemote too: what the source
+	// makes of it stands in Separation.
 	Cost Breakdown
 	// Score is what the candidates were ordered by, lower is better: seconds
 	// for the score Cost, tokens times requests for LMetric, tokens for

@@ -97,18 +97,19 @@ func (v *Separation) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON writes the candidate: instance, tier, reason, cost and score,
+// MarshalJSON writes the candidate: instance, tier, reason, rank, cost and score,
 // and as pdsep and move what it is as a source and as a destination.
 func (c Candidate) MarshalJSON() ([]byte, error) {
 	out := struct {
 		Instance string      `json:"instance"`
 		Tier     Tier        `json:"tier"`
 		Reason   Reason      `json:"reason"`
+		Rank     int         `json:"rank,omitempty"`
 		Cost     Breakdown   `json:"cost"`
 		Score    float64     `json:"score"`
 		PDSep    *Separation `json:"pdsep,omitempty"`
 		Move     *Move       `json:"move,omitempty"`
-	}{Instance: c.Instance, Tier: c.Tier, Reason: c.Reason, Cost: c.Cost, Score: c.Score}
+	}{Instance: c.Instance, Tier: c.Tier, Reason: c.Reason, Rank: c.Rank, Cost: c.Cost, Score: c.Score}
 	if c.Separation.Reason != 0 {
 		out.PDSep = &c.Separation
 	}

@@ -1,5 +1,7 @@
 package kvpolicy
 
+import "slices"
+
 // Candidate is one instance of a snapshot as Explain sees it: priced term by
 // term, and why it was not taken.
 type Candidate struct {
@@ -11,6 +13,10 @@ type Candidate struct {
 	Tier Tier
 	// Reason is Taken, or why it was not taken.
 	Reason Reason
+	// Rank is 1 for the target, and from 2 on for the other candidates in the
+	// order in which they would be taken instead: what to fall back on. It is 0
+	// for what is no candidate, and for a request that stays or migrates.
+	Rank int
 	// Cost is its cost term by term, zero where it is unavailable. For a
 	// request that stays or migrates it is the cost of the rest, without a
 	// prefill term.
@@ -32,7 +38,7 @@ type Candidate struct {
 // open: the candidate that is Taken is the decision's target (a rejected
 // request has none). Errors are those of Decide, and those of pricing the
 // instances that Decide has no need to price, whose curve may be none; dst then
-// comes back as it was.
+// comes back as it was. Beside dst it allocates one list, to rank the candidates.
 func (p Policy) Explain(dst []Candidate, s Snapshot) ([]Candidate, error) {
 	longer, err := p.explain(dst, &s)
 	if err != nil {
@@ -61,6 +67,7 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 		return nil, err
 	}
 	var l local
+	first := len(dst)
 	separation := q.policy.Separation.Enabled && q.request.RunningOn == "" && c.tier != 0
 	if separation {
 		l = q.local(c.target.at)
@@ -83,7 +90,31 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 		}
 		dst = append(dst, e)
 	}
+	q.rank(dst[first:], &c)
 	return dst, nil
+}
+
+// rank numbers the candidates of a choice.
+func (q *pricer) rank(all []Candidate, c *choice) {
+	if c.tier == 0 {
+		return
+	}
+	candidates := make([]standing, 0, len(all))
+	for at := range all {
+		if all[at].Tier == c.tier && at != c.target.at {
+			candidates = append(candidates, q.stand(at, all[at].Score))
+		}
+	}
+	slices.SortFunc(candidates, func(a, b standing) int {
+		if c.order.before(&a, &b) {
+			return -1
+		}
+		return 1
+	})
+	all[c.target.at].Rank = 1
+	for behind, s := range candidates {
+		all[s.at].Rank = behind + 2
+	}
 }
 
 // passedOver is why an instance was not taken, or Taken.

@@ -236,3 +236,44 @@ func TestExplainSaysHomeKeptOfTheBest(t *testing.T) {
 	require.Equal(t, kvpolicy.HomeKept, explained[0].Reason)
 	require.NotEqual(t, kvpolicy.HomeKept, explained[1].Reason)
 }
+
+// Rank is the order in which candidates would be taken were the ones before
+// them gone: taking the target away makes the second the target.
+func TestRankIsWhatToFallBackOn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSituation(t, shape{presets: plainPresets(), noHazard: true, placing: true})
+		for range 3 {
+			d, err := s.policy.Decide(s.snapshot)
+			require.NoError(t, err)
+			all, err := s.policy.Explain(nil, s.snapshot)
+			require.NoError(t, err)
+			ranked := map[int]string{}
+			for _, c := range all {
+				if c.Rank > 0 {
+					require.NotContains(t, ranked, c.Rank)
+					ranked[c.Rank] = c.Instance
+				}
+			}
+			if d.Action == kvpolicy.Reject {
+				require.Empty(t, ranked)
+				return
+			}
+			require.Equal(t, d.Target, ranked[1])
+			require.Equal(t, d.RunnerUp, ranked[2])
+			for rank := range ranked {
+				require.LessOrEqual(t, rank, len(ranked))
+			}
+			if len(ranked) == 1 || d.Reason == kvpolicy.AffinityOverloaded || d.Reason == kvpolicy.AffinityTooCostly || s.policy.MaxMetricsAgeSeconds > 0 {
+				return
+			}
+			at := 0
+			for s.snapshot.Instances[at].ID != d.Target {
+				at++
+			}
+			s.snapshot.Instances[at].Unavailable = true
+			next, err := s.policy.Decide(s.snapshot)
+			require.NoError(t, err)
+			require.Equal(t, ranked[2], next.Target)
+		}
+	})
+}

@@ -20,12 +20,14 @@ import (
 // With Survival alone:
 //
 //   - a value that is NaN or infinite is an error;
-//   - a value below 0 or above 1 is read as 0 or 1, and one above an earlier
-//     value as that earlier value;
+//   - a value below 0 or above 1 is read as 0 or 1, and in a sum of cells one
+//     above an earlier value as that earlier value (the exact loss of a curve
+//     that rises is not defined, but finite and at least 0);
 //   - a curve that returns 0 at the age from which it is asked says nothing
 //     about what follows, and is read as exp(-t/3600) from there.
 //
-// (SPEC 5.1.)
+// A decision calls Survival on the caller's goroutine, and a panic in it is the
+// caller's. (SPEC 5.1.)
 type Curve interface {
 	Survival(t float64) float64
 }

@@ -30,7 +30,7 @@ type Session struct {
 // KaplanMeier is the Kaplan-Meier estimate of a survival curve from sessions
 // that may be censored, with an exponential tail behind the last event. It is
 // made by NewKaplanMeier and does not change after that, so that goroutines
-// may share it.
+// may share it. Of a nil or zero one only Survival may be asked.
 type KaplanMeier struct {
 	sessions []Session // ascending by compareSessions
 	times    []float64 // the distinct times at which sessions ended, ascending

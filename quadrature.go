@@ -70,7 +70,7 @@ func (q *quadrature) excess(t float64) float64 {
 // panel integrates from v0 to v1, where the excess is e0 and e1.
 func (q *quadrature) panel(v0, e0, v1, e1 float64) float64 {
 	size := (v1 - v0) * (float64(v0*v0) + float64(v0*v1) + float64(v1*v1)) // v1^3 - v0^3
-	middle := v0 + (v1-v0)/2
+	middle := v0 + float64((v1-v0)/2)
 	if (e0-e1)*size <= q.negligible || q.evaluations > maxEvaluations || !(v0 < middle && middle < v1) {
 		return size * (e0 + e1) / 2
 	}

@@ -80,14 +80,18 @@ type Instance struct {
 	// KVCapacityTokens is the size of the KV pool in tokens, 0 to 1e15. 0
 	// means unknown, and every request fits.
 	KVCapacityTokens int64 `json:"kv_capacity_tokens,omitempty"`
-	// KVUsedTokens is how much of the pool is taken and cannot be evicted, in
-	// tokens, 0 to 1e15. It may exceed the capacity.
+	// KVUsedTokens is how much of the pool is taken, in tokens, 0 to 1e15; it may
+	// exceed the capacity. The request fits where used + new + remaining does, so
+	// that the prefix of this request that is cached belongs into it, as KV that
+	// the request will use, and other cached KV, which can be evicted, does not.
+	// Of the instance that runs the request it is not read.
 	KVUsedTokens int64 `json:"kv_used_tokens,omitempty"`
 	// UptimeSeconds is the age of the node, 0 to 1e12 s, what the survival
 	// curve is conditioned on.
 	UptimeSeconds float64 `json:"uptime_s,omitempty"`
 	// Curve is the survival curve of the node; nil means that it never fails.
-	// It is read only where the policy has a hazard model.
+	// It is read only where the policy has a hazard model. The JSON form of a
+	// Snapshot has it; that of a lone Instance does not.
 	Curve Curve `json:"-"`
 	// CurveName is the name under which the JSON form lists the curve, and
 	// errors speak of it. It decides nothing; empty, a name is made up when the

@@ -1,7 +1,9 @@
 package kvpolicy
 
 // TransferModel prices bringing the KV of n tokens to another instance, by
-// transfer or by recompute; both are affine in n. (SPEC section 6.1.)
+// transfer or by recompute; both are affine in n. Its methods compute what they
+// are given: it is Decide and Crossover that check the bounds. (SPEC section
+// 6.1.)
 type TransferModel struct {
 	// OverheadSeconds is what any transfer costs before the first byte, 0 to
 	// 1e12 s. Default 0.3 (elastic-migration-v2 report).
