@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kvpolicy/kvpolicy"
@@ -18,14 +19,14 @@ const (
 
 // checkLine compares what came of a line with what it wants.
 func (t *tool) checkLine(at place, c logged, d kvpolicy.Decision, err error) {
-	differences := differences(c.Want, d, err)
+	differences := differences(c.want, d, err)
 	if len(differences) == 0 {
 		t.checked++
 		return
 	}
 	t.worsen(statusDiffers)
 	for _, difference := range differences {
-		fmt.Fprintf(t.out, "%s:%d: %s: %s\n", at.file, at.line, c.Name, difference)
+		fmt.Fprintf(t.out, "%s:%d: %s: %s\n", at.file, at.line, printable(c.name), difference)
 	}
 }
 
@@ -50,6 +51,12 @@ func differences(want map[string]any, d kvpolicy.Decision, err error) []string {
 		return []string{fmt.Sprintf("decision: %v", err)}
 	}
 	return compareObjects(nil, "", want, got)
+}
+
+// printable is a name without what would move the cursor of a terminal.
+func printable(name string) string {
+	quoted := strconv.Quote(name)
+	return quoted[1 : len(quoted)-1]
 }
 
 // fold takes case and underscores out of a message.

@@ -20,11 +20,13 @@ func (t *tool) compare(at place, name string, own kvpolicy.Policy, s kvpolicy.Sn
 		t.bad(at, name, fmt.Errorf("by -policy: %w", err))
 		return
 	}
-	if before.Action == after.Action && before.Target == after.Target && before.PrefillOn == after.PrefillOn {
+	t.decided++
+	if before.Action == after.Action && before.Target == after.Target && before.PrefillOn == after.PrefillOn &&
+		before.Move.Method == after.Move.Method {
 		return
 	}
 	t.changed++
-	fmt.Fprintf(t.out, "%s:%d: %s: %s -> %s\n", at.file, at.line, name, describe(before), describe(after))
+	fmt.Fprintf(t.out, "%s:%d: %s: %s -> %s\n", at.file, at.line, printable(name), describe(before), describe(after))
 	for _, side := range []struct {
 		title  string
 		policy kvpolicy.Policy
@@ -51,6 +53,9 @@ func describe(d kvpolicy.Decision) string {
 	}
 	if d.PrefillOn != "" {
 		words = append(words, "prefill on "+d.PrefillOn)
+	}
+	if d.Move.Method != 0 {
+		words = append(words, "by "+d.Move.Method.String())
 	}
 	return fmt.Sprintf("%s (%s)", strings.Join(words, " "), d.Reason)
 }

@@ -8,7 +8,8 @@
 // A case is {"name", "policy", "snapshot", "want"}; policy defaults to unified
 // and want is needed for -check alone. A line that cannot be decided comes out
 // as {"name", "line", "error"}, and the rest goes on. The exit status is 0, or
-// 1 where a check differs, or 2 where a line or a flag was bad.
+// 1 where a check differs, or 2 where a line or a flag was bad or there was
+// nothing to check (go run makes 1 of every status but 0).
 package main
 
 import (
@@ -19,7 +20,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/kvpolicy/kvpolicy"
 )
@@ -44,6 +47,7 @@ type tool struct {
 	status   int
 	checked  int
 	changed  int
+	decided  int // by both policies, for -diff
 	lines    int
 }
 
@@ -51,7 +55,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("decide", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
-		fmt.Fprintln(stderr, "usage: decide [-check] [-policy FILE [-diff]] [FILE ...]\nReads cases, a JSON object a line; standard input where no file is named.")
+		fmt.Fprintln(stderr, "usage: decide [-check] [-policy FILE [-diff]] [FILE ...]\nReads cases, a JSON object a line; standard input where no file is named, or - is.")
 		flags.PrintDefaults()
 	}
 	t := tool{out: bufio.NewWriter(stdout)}
@@ -80,6 +84,10 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		t.read("standard input", stdin, stderr)
 	}
 	for _, name := range flags.Args() {
+		if name == "-" {
+			t.read("standard input", stdin, stderr)
+			continue
+		}
 		file, err := os.Open(name)
 		if err != nil {
 			fmt.Fprintln(stderr, "decide:", err)
@@ -92,8 +100,12 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	switch {
 	case t.check:
 		fmt.Fprintf(t.out, "%d of %d lines as wanted\n", t.checked, t.lines)
+		if t.lines == 0 {
+			fmt.Fprintln(stderr, "decide: nothing to check")
+			t.worsen(statusBad)
+		}
 	case t.diff:
-		fmt.Fprintf(t.out, "%d of %d decisions change\n", t.changed, t.lines)
+		fmt.Fprintf(t.out, "%d of %d decisions change\n", t.changed, t.decided)
 	}
 	if err := t.out.Flush(); err != nil {
 		fmt.Fprintln(stderr, "decide:", err)
@@ -108,7 +120,7 @@ func readPolicy(name string) (*kvpolicy.Policy, error) {
 		return nil, err
 	}
 	var p kvpolicy.Policy
-	if err := json.Unmarshal(data, &p); err != nil {
+	if err := json.Unmarshal(bytes.TrimPrefix(data, byteOrderMark), &p); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	return &p, nil
@@ -116,11 +128,21 @@ func readPolicy(name string) (*kvpolicy.Policy, error) {
 
 func (t *tool) worsen(status int) { t.status = max(t.status, status) }
 
-// read decides the lines of one input.
+// byteOrderMark is what some editors put in front of UTF-8.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
+// read decides the lines of one input. What it has to say is written out before
+// it waits for more.
 func (t *tool) read(name string, from io.Reader, stderr io.Writer) {
 	lines := bufio.NewReader(from)
 	for number := 1; ; number++ {
+		if lines.Buffered() == 0 {
+			t.out.Flush() // an error stays, for the last Flush
+		}
 		line, err := lines.ReadBytes('\n')
+		if number == 1 {
+			line = bytes.TrimPrefix(line, byteOrderMark)
+		}
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			t.lines++
 			t.line(place{file: name, line: number}, line)
@@ -142,28 +164,24 @@ type place struct {
 	line int
 }
 
-// logged is a line as it is written. Decision and Time are what a router's log
-// may hold besides a case, and are not read.
+// logged is a line as it is written.
 type logged struct {
-	Name     string          `json:"name"`
-	Policy   json.RawMessage `json:"policy"`
-	Snapshot json.RawMessage `json:"snapshot"`
-	Want     map[string]any  `json:"want"`
-	Decision json.RawMessage `json:"decision"`
-	Time     json.RawMessage `json:"time"`
+	name             string
+	policy, snapshot json.RawMessage // nil where absent
+	want             map[string]any  // nil where absent
 }
 
 func (t *tool) line(at place, data []byte) {
 	c, policy, snapshot, err := parse(data)
 	if err == nil && t.diff {
-		t.compare(at, c.Name, policy, snapshot)
+		t.compare(at, c.name, policy, snapshot)
 		return
 	}
-	if err == nil && t.check && c.Want == nil {
+	if err == nil && t.check && c.want == nil {
 		err = errors.New("want must be there for -check")
 	}
-	if t.check && c.Want == nil {
-		t.bad(at, c.Name, err)
+	if t.check && c.want == nil {
+		t.bad(at, c.name, err)
 		return
 	}
 	var decision kvpolicy.Decision
@@ -178,34 +196,100 @@ func (t *tool) line(at place, data []byte) {
 		return
 	}
 	if err == nil {
-		err = t.write(c.Name, decision)
+		err = t.write(c.name, decision)
 	}
 	if err != nil {
-		t.bad(at, c.Name, err)
+		t.bad(at, c.name, err)
 	}
 }
 
 // parse reads a line; what could be read of it comes back with an error too.
 func parse(data []byte) (c logged, p kvpolicy.Policy, s kvpolicy.Snapshot, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&c); err != nil {
+	members, err := split(data)
+	if err != nil {
 		return c, p, s, err
 	}
-	if _, err := decoder.Token(); err != io.EOF {
-		return c, p, s, errors.New("a line must hold one JSON object and no more")
+	take := func(key string) json.RawMessage {
+		value := members[key]
+		delete(members, key)
+		return value
+	}
+	if name := take("name"); name != nil {
+		if err := json.Unmarshal(name, &c.name); err != nil {
+			return c, p, s, fmt.Errorf("name: %w", err)
+		}
+	}
+	if want := take("want"); want != nil {
+		if c.want, err = parseWant(want); err != nil {
+			return c, p, s, fmt.Errorf("want: %w", err)
+		}
+	}
+	c.policy, c.snapshot = take("policy"), take("snapshot")
+	take("decision") // these two a router's log may hold besides
+	take("time")
+	for _, key := range slices.Sorted(maps.Keys(members)) {
+		return c, p, s, fmt.Errorf("%s must not be there: a line is name, policy, snapshot and want", key)
 	}
 	p = kvpolicy.Unified()
-	if c.Policy != nil {
-		if err := json.Unmarshal(c.Policy, &p); err != nil {
+	if c.policy != nil {
+		if err := json.Unmarshal(c.policy, &p); err != nil {
 			return c, p, s, fmt.Errorf("policy: %w", err)
 		}
 	}
-	if c.Snapshot == nil {
+	if c.snapshot == nil {
 		return c, p, s, errors.New("snapshot must be there")
 	}
-	err = json.Unmarshal(c.Snapshot, &s)
+	err = json.Unmarshal(c.snapshot, &s)
 	return c, p, s, err
+}
+
+// split reads the members of a JSON object. Keys are taken as they stand and
+// once each: a line must not be read more loosely than what is in it.
+func split(data []byte) (map[string]json.RawMessage, error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	if token, err := decoder.Token(); err != nil {
+		return nil, err
+	} else if token != json.Delim('{') {
+		return nil, errors.New("a line must be a JSON object")
+	}
+	members := map[string]json.RawMessage{}
+	for decoder.More() {
+		token, err := decoder.Token()
+		if err != nil {
+			return nil, err
+		}
+		key, _ := token.(string) // a key is always a string
+		if _, twice := members[key]; twice {
+			return nil, fmt.Errorf("%s must appear once", key)
+		}
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil {
+			return nil, err
+		}
+		members[key] = value
+	}
+	if _, err := decoder.Token(); err == io.EOF { // instead of the closing brace
+		return nil, io.ErrUnexpectedEOF
+	} else if err != nil {
+		return nil, err
+	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return nil, errors.New("a line must hold one JSON object and no more")
+	}
+	return members, nil
+}
+
+// parseWant reads what a case wants, which must be something.
+func parseWant(data []byte) (map[string]any, error) {
+	var want map[string]any
+	if err := json.Unmarshal(data, &want); err != nil {
+		return nil, err
+	}
+	text, isText := want["error"].(string)
+	if _, isError := want["error"]; len(want) == 0 || isError && (!isText || fold(text) == "") {
+		return nil, errors.New("must name a field, or an error by some of its message")
+	}
+	return want, nil
 }
 
 // write writes a decision with the name of its case in front.

@@ -49,6 +49,11 @@ func TestBadLinesAreReportedAndTheRestGoesOn(t *testing.T) {
 		{"a field", `{"name":"x","snapshot":{"instances":[{"id":"a"},{"id":"b"},{"id":"c","requests":-4}]}}`, "instances[2].requests"},
 		{"a fraction", `{"name":"x","snapshot":{"instances":[{"id":"a","requests":0.5}]}}`, "instances[0].requests"},
 		{"no snapshot", `{"name":"x"}`, "snapshot must be there"},
+		{"a key twice", `{"name":"x","snapshot":{},"snapshot":{}}`, "snapshot must appear once"},
+		{"a key in capitals", `{"name":"x","Snapshot":{}}`, "Snapshot must not be there"},
+		{"a want of nothing", `{"name":"x","snapshot":{},"want":{}}`, "want: must name a field"},
+		{"a want of any error", `{"name":"x","snapshot":{},"want":{"error":"_"}}`, "want: must name a field"},
+		{"no policy", `{"name":"x","policy":null,"snapshot":{}}`, "policy: "},
 		{"an unknown key", `{"name":"x","polcy":{},"snapshot":{}}`, "polcy"},
 		{"two objects", `{"name":"x","snapshot":{}} {}`, "one JSON object"},
 		{"no JSON", `{"name":"x",`, "unexpected EOF"},
@@ -124,6 +129,29 @@ func TestPolicyOverridesAndDiffSaysWhy(t *testing.T) {
 	status, out, _ = decide(t, strings.Replace(line, "unified", "least_loaded", 1), "-policy", policy, "-diff")
 	require.Equal(t, statusFine, status)
 	require.Equal(t, "0 of 1 decisions change\n", out)
+}
+
+func TestDiffSeesTheMethod(t *testing.T) {
+	line := `{"name":"x","policy":{"preset":"hazard_aware","hazard":{"stall_penalty_s":30}},"snapshot":{"request":{"context_tokens":4000,
+"remaining_tokens":2000,"running_on":"i"},"instances":[{"id":"i","prefill_rate":1000,"decode_rate":20,"curve":"doom"},
+{"id":"j","prefill_rate":1000,"decode_rate":20}],"curves":{"doom":{"kind":"exponential","rate":0.05}}}}`
+	line = strings.ReplaceAll(line, "\n", " ")
+	status, out, _ := decide(t, line+"\n{bad", "-diff", "-policy",
+		write(t, `{"preset":"hazard_aware","hazard":{"stall_penalty_s":30},"transfer":{"bandwidth":1e6}}`))
+	require.Equal(t, statusBad, status)
+	require.Contains(t, out, "migrate j by transfer (risk_removed) -> migrate j by recompute (risk_removed)")
+	require.Contains(t, out, "1 of 1 decisions change")
+}
+
+func TestOddInput(t *testing.T) {
+	status, _, errors := decide(t, "\n \n", "-check")
+	require.Equal(t, statusBad, status)
+	require.Contains(t, errors, "nothing to check")
+	status, out, _ := decide(t, "\ufeff"+`{"snapshot":`+snapshot+`}`+"\r\n", "-")
+	require.Equal(t, statusFine, status, out)
+	status, out, _ = decide(t, `{"name":"a\u001b[2J\nb","snapshot":`+snapshot+`,"want":{"target":"a"}}`, "-check", "-policy", write(t, "\ufeff{}"))
+	require.Equal(t, statusDiffers, status)
+	require.Contains(t, out, `standard input:1: a\x1b[2J\nb: target: want a, got b`)
 }
 
 func TestFlagsAndFiles(t *testing.T) {
