@@ -245,14 +245,19 @@ func parse(data []byte) (c logged, p kvpolicy.Policy, s kvpolicy.Snapshot, err e
 
 // split reads the members of a JSON object. Keys are taken as they stand and
 // once each: a line must not be read more loosely than what is in it.
-func split(data []byte) (map[string]json.RawMessage, error) {
+func split(data []byte) (members map[string]json.RawMessage, err error) {
+	defer func() {
+		if err == io.EOF { // there is no end to a line but its closing brace
+			err = io.ErrUnexpectedEOF
+		}
+	}()
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	if token, err := decoder.Token(); err != nil {
 		return nil, err
 	} else if token != json.Delim('{') {
 		return nil, errors.New("a line must be a JSON object")
 	}
-	members := map[string]json.RawMessage{}
+	members = map[string]json.RawMessage{}
 	for decoder.More() {
 		token, err := decoder.Token()
 		if err != nil {
@@ -268,9 +273,7 @@ func split(data []byte) (map[string]json.RawMessage, error) {
 		}
 		members[key] = value
 	}
-	if _, err := decoder.Token(); err == io.EOF { // instead of the closing brace
-		return nil, io.ErrUnexpectedEOF
-	} else if err != nil {
+	if _, err := decoder.Token(); err != nil { // the closing brace
 		return nil, err
 	}
 	if _, err := decoder.Token(); err != io.EOF {

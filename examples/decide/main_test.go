@@ -132,12 +132,12 @@ func TestPolicyOverridesAndDiffSaysWhy(t *testing.T) {
 }
 
 func TestDiffSeesTheMethod(t *testing.T) {
-	line := `{"name":"x","policy":{"preset":"hazard_aware","hazard":{"stall_penalty_s":30}},"snapshot":{"request":{"context_tokens":4000,
+	line := `{"name":"x","policy":{"preset":"hazard_aware","hazard":{"stall_penalty_s":30},"migration":{"max_slowdown_s":9}},"snapshot":{"request":{"context_tokens":4000,
 "remaining_tokens":2000,"running_on":"i"},"instances":[{"id":"i","prefill_rate":1000,"decode_rate":20,"curve":"doom"},
 {"id":"j","prefill_rate":1000,"decode_rate":20}],"curves":{"doom":{"kind":"exponential","rate":0.05}}}}`
 	line = strings.ReplaceAll(line, "\n", " ")
 	status, out, _ := decide(t, line+"\n{bad", "-diff", "-policy",
-		write(t, `{"preset":"hazard_aware","hazard":{"stall_penalty_s":30},"transfer":{"bandwidth":1e6}}`))
+		write(t, `{"preset":"hazard_aware","hazard":{"stall_penalty_s":30},"migration":{"max_slowdown_s":9},"transfer":{"bandwidth":1e6}}`))
 	require.Equal(t, statusBad, status)
 	require.Contains(t, out, "migrate j by transfer (risk_removed) -> migrate j by recompute (risk_removed)")
 	require.Contains(t, out, "1 of 1 decisions change")
