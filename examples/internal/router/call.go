@@ -277,7 +277,8 @@ const (
 	// Failed is the server's fault: it did not answer, broke off, or answered
 	// with a status of 500 or more.
 	Failed
-	// Abandoned is nobody's fault: the client has gone.
+	// Abandoned is not the target's fault: the client has gone, or the source of
+	// the prefill has failed.
 	Abandoned
 )
 

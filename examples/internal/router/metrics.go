@@ -77,7 +77,7 @@ func newMetrics(registerer prometheus.Registerer, tracker *track.Tracker) (*metr
 		decisions: counter("decisions_total", "Decisions, by action and reason.", "action", "reason"),
 		decisionTime: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "kvpolicy", Name: "decision_seconds",
 			Help: "Time to take a snapshot, decide on it and count the request.", Buckets: prometheus.ExponentialBucketsRange(1e-6, 0.1, 16)}),
-		ends:         counter("attempts_total", "Attempts that ended, by how: answered, failed or abandoned by the client.", "instance", "outcome"),
+		ends:         counter("attempts_total", "Attempts that ended, by how: answered, failed or abandoned.", "instance", "outcome"),
 		retries:      counter("retries_total", "Further attempts at a request, by the instance they went to.", "instance"),
 		scrapeErrors: counter("scrape_errors_total", "Scrapes that failed.", "instance"),
 		promptTokens: counter("prompt_tokens_total", "Prompt tokens, as the servers counted them.", "instance"),

@@ -280,3 +280,6 @@ func (e *Refusal) RetryAfterSeconds() string {
 	}
 	return strconv.Itoa(int((e.RetryAfter + time.Second - 1) / time.Second))
 }
+
+// Logger is where the router logs.
+func (r *Router) Logger() *slog.Logger { return r.config.Logger }
