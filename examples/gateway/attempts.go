@@ -136,7 +136,7 @@ func (g *attempts) try(request *http.Request, x *exchange, a *router.Attempt) (_
 		response.Body.Close()
 		return nil, err
 	}
-	response.Body = &watchedBody{body: response.Body, from: first, attempt: a, cancel: cancel, client: request.Context(),
+	response.Body = &watchedBody{body: response.Body, from: first, left: response.ContentLength, attempt: a, cancel: cancel, client: request.Context(),
 		watch: router.NewResponseReader(response.Header.Get("Content-Type"))}
 	return response, nil
 }
@@ -196,6 +196,7 @@ func (g *attempts) prefill(ctx context.Context, request *http.Request, x *exchan
 type watchedBody struct {
 	body    io.ReadCloser
 	from    io.Reader
+	left    int64 // bytes to come, negative where unknown
 	attempt *router.Attempt
 	watch   *router.ResponseReader
 	cancel  context.CancelCauseFunc
@@ -208,16 +209,19 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	if n > 0 {
 		_, _ = b.watch.Write(p[:n]) // never fails
 		b.attempt.Watched(b.watch)
+		b.left -= int64(n)
 	}
 	switch {
-	case err == nil:
-	case err == io.EOF:
+	// Whoever has all of the answer may send the next turn before the end of the
+	// body is seen here, and must not find this one still in the ledger.
+	case err == io.EOF, err == nil && (b.left == 0 || b.watch.Done):
 		b.watch.Finish()
 		if b.watch.Failed {
 			b.attempt.End(router.Failed, b.watch, "an error in the stream")
 		} else {
 			b.attempt.End(router.Answered, b.watch, "")
 		}
+	case err == nil:
 	case b.client.Err() != nil:
 		b.attempt.End(router.Abandoned, b.watch, "")
 	default:

@@ -259,7 +259,10 @@ func TestStreamsWithoutBuffering(t *testing.T) {
 }
 
 func TestSessionsStayAtHome(t *testing.T) {
-	c := start(t, 3, fast(), nil)
+	c := start(t, 3, fast(), func(r *router.Config, _ *options) {
+		// A scrape may see a request that has just ended.
+		r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = time.Hour, 0
+	})
 	for _, session := range []struct{ body, header string }{{"", "s1"}, {`,"user":"s2"`, ""}} {
 		first := ""
 		for turn := range 5 {
@@ -310,15 +313,17 @@ func TestRetriesBeforeTheFirstByte(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := start(t, 2, fast(), func(r *router.Config, o *options) {
-				o.firstByte = 100 * time.Millisecond
-				r.ScrapeEvery, r.TokenizeTimeout = time.Hour, 50*time.Millisecond // health is by requests alone
+				if test.fault.Hang {
+					o.firstByte = 300 * time.Millisecond
+				}
+				r.ScrapeEvery, r.TokenizeTimeout = time.Hour, 100*time.Millisecond // health is by requests alone
 				r.Policy.MaxMetricsAgeSeconds = 0
 			})
 			c.servers[0].SetFaults(test.fault)
 			if test.kill {
 				c.servers[0].Kill()
 			}
-			for n := range 12 {
+			for n := range 40 { // of which ties send half to the faulty one
 				r := c.post("/v1/completions", fmt.Sprintf(`{"prompt":"p%d","max_tokens":4}`, n))
 				require.Equal(t, http.StatusOK, r.status, r.body)
 				require.Equal(t, "server-1", r.header.Get("X-Kvpolicy-Instance"))

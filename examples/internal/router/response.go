@@ -30,6 +30,8 @@ type ResponseReader struct {
 	Tokens int64
 	// Usage is what the server said last, nil where it said nothing.
 	Usage *Usage
+	// Done tells that the stream has said that it is at its end.
+	Done bool
 	// Failed tells that the server has put an error into the stream.
 	Failed bool
 }
@@ -94,8 +96,10 @@ func (r *ResponseReader) line(line []byte) {
 	if !ok {
 		return
 	}
+	data = bytes.TrimSpace(data)
+	r.Done = r.Done || string(data) == "[DONE]"
 	var c chunk
-	if json.Unmarshal(bytes.TrimSpace(data), &c) != nil { // [DONE], or what is no business of ours
+	if json.Unmarshal(data, &c) != nil { // what is no business of ours
 		return
 	}
 	r.Failed = r.Failed || len(c.Error) > 0
