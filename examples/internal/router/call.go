@@ -76,12 +76,10 @@ func bounded(name string) string {
 // ID names the call, in logs and to the servers.
 func (c *Call) ID() string { return c.request.ID }
 
-// AtLeast says that the prompt has bytes in all, of which the body had only the
-// first, or none.
-func (c *Call) AtLeast(bytes int64) {
-	if estimate := c.router.estimator.Prompt(c.model, bytes); estimate > c.request.ContextTokens {
-		c.request.ContextTokens, c.bytes = min(estimate, maxRemaining), 0
-	}
+// UnreadPrompt says that the call has a prompt of about so many bytes which
+// nobody has read: its length is estimated, and nothing of it counts as cached.
+func (c *Call) UnreadPrompt(bytes int64) {
+	c.request.ContextTokens = c.router.estimator.Prompt(c.model, bytes)
 }
 
 // Only restricts the call to instances of these addresses.

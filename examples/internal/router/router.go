@@ -108,8 +108,8 @@ type Router struct {
 	members map[string]*member
 	order   []*member // by id
 	buffer  track.Buffer
-	ever    bool   // whether SetInstances was called
-	turn    uint64 // of the tokenizer to ask next
+	synced  chan struct{} // closed by the first SetInstances
+	turn    uint64        // of the tokenizer to ask next
 }
 
 // New makes a router without instances. The error is that of the policy or of
@@ -125,7 +125,7 @@ func New(c Config) (*Router, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	r := &Router{config: c, tracker: tracker, estimator: NewEstimator(), members: map[string]*member{}}
+	r := &Router{config: c, tracker: tracker, estimator: NewEstimator(), members: map[string]*member{}, synced: make(chan struct{})}
 	if r.record, err = newRecorder(c); err != nil {
 		return nil, err
 	}
@@ -198,7 +198,11 @@ func (r *Router) SetInstances(all []Instance) error {
 			return fmt.Errorf("instances[%d]: %w", at, err)
 		}
 	}
-	r.ever = true
+	select {
+	case <-r.synced:
+	default:
+		close(r.synced)
+	}
 	for id, m := range r.members {
 		at := slices.IndexFunc(all, func(i Instance) bool { return i.ID == id })
 		if at < 0 || all[at].URL.String() != m.instance.URL.String() {
@@ -249,12 +253,8 @@ func (r *Router) Instances() []Instance {
 	return ready
 }
 
-// Synced tells whether the instances have been told, be there any or not.
-func (r *Router) Synced() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ever
-}
+// Synced is closed once the instances have been told, be there any or not.
+func (r *Router) Synced() <-chan struct{} { return r.synced }
 
 // Refusal is the error for a request that is sent nowhere.
 type Refusal struct {
