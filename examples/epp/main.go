@@ -173,7 +173,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		discover = router.Fixed(all)
 	} else if discover, err = s.shared.Discovery(); err != nil {
-		return fmt.Errorf("%w, or -stand-ins", err)
+		return err
 	}
 	config, err := s.shared.Config(stderr)
 	if err != nil {

@@ -195,7 +195,7 @@ func (f *Flags) Discovery() (Discovery, error) {
 		}
 	}
 	if given != 1 {
-		return nil, errors.New("one of -urls, -instances and -dns must be given, and no more than one")
+		return nil, errors.New("one of -urls, -instances and -dns must be given, and no more than one; or -stand-ins, for a first look")
 	}
 	switch {
 	case f.urls != "":
