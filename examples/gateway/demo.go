@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/term"
+
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/kvpolicy/kvpolicy/examples/internal/router"
 	"github.com/kvpolicy/kvpolicy/examples/internal/vllmlike"
@@ -134,8 +136,7 @@ func isTerminal(w io.Writer) bool {
 	if !ok || os.Getenv("NO_COLOR") != "" {
 		return false
 	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	return term.IsTerminal(int(file.Fd()))
 }
 
 // paint colours a text by an ANSI code, where that is seen.
