@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvpolicy/kvpolicy"
+	"github.com/kvpolicy/kvpolicy/examples/internal/router"
+)
+
+// options are what the gateway minds beside the router.
+type options struct {
+	sessionHeader   string
+	maxBody         int64         // bytes
+	maxAttempts     int           // at one request, the first included
+	firstByte       time.Duration // how long an attempt may take until its first byte; 0 is for ever
+	decisionHeaders bool          // whether responses say where they come from and why
+	transport       http.RoundTripper
+}
+
+// gateway is the HTTP server in front of the instances.
+type gateway struct {
+	options
+	router   *router.Router
+	registry *prometheus.Registry
+	proxy    *httputil.ReverseProxy
+	stopping atomic.Bool
+}
+
+func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gateway {
+	g := &gateway{options: o, router: r, registry: registry}
+	g.proxy = &httputil.ReverseProxy{
+		// Where it goes is for RoundTrip to say.
+		Rewrite:      func(p *httputil.ProxyRequest) { p.SetXForwarded() },
+		Transport:    (*attempts)(g),
+		ErrorHandler: g.failed,
+		// What breaks off is counted; the log is not for each client that goes.
+		ErrorLog: slog.NewLogLogger(r.Logger().Handler(), slog.LevelDebug),
+	}
+	return g
+}
+
+// handler serves the gateway's paths.
+func (g *gateway) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/chat/completions", g.complete)
+	mux.HandleFunc("POST /v1/completions", g.complete)
+	mux.HandleFunc("GET /v1/models", g.models)
+	mux.HandleFunc("GET /health", g.health)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(g.registry, promhttp.HandlerOpts{}))
+	responses := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvpolicy", Name: "responses_total",
+		Help: "Responses to clients, by status."}, []string{"code"})
+	g.registry.MustRegister(responses)
+	return promhttp.InstrumentHandlerCounter(responses, mux)
+}
+
+// exchange is a request on its way through the proxy.
+type exchange struct {
+	call    *router.Call
+	body    *router.Body
+	data    []byte
+	attempt *router.Attempt // the last
+}
+
+type exchangeKey struct{}
+
+// complete serves a completion: it reads the request, and has the proxy send
+// it. Whatever happens, the last attempt is ended here at the latest.
+func (g *gateway) complete(w http.ResponseWriter, r *http.Request) {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.maxBody))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "the body is too large")
+			return
+		}
+		writeError(w, http.StatusBadRequest, "invalid_request_error", "the body breaks off")
+		return
+	}
+	body, err := router.ParseBody(data, false)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
+		return
+	}
+	x := &exchange{call: g.router.NewCall(r.Context(), body, r.Header.Get(g.sessionHeader)), body: body, data: data}
+	defer func() {
+		if x.attempt != nil {
+			x.attempt.End(router.Abandoned, nil, "")
+		}
+	}()
+	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+// failed answers a request for which there is no response of an instance.
+func (g *gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
+	var refused *router.Refusal
+	switch {
+	case errors.As(err, &refused):
+		if after := refused.RetryAfterSeconds(); after != "" {
+			w.Header().Set("Retry-After", after)
+		}
+		kind := "server_error"
+		switch refused.Status {
+		case http.StatusTooManyRequests:
+			kind = "rate_limit_error"
+			// No waiting makes it fit; OpenAI's clients mind this header.
+			w.Header().Set("X-Should-Retry", "false")
+		case http.StatusBadRequest:
+			kind = "invalid_request_error"
+		}
+		writeError(w, refused.Status, kind, refused.Error())
+	case r.Context().Err() != nil:
+		// Nobody is there to read it; the status is for the metrics.
+		w.WriteHeader(statusClientGone)
+	default:
+		writeError(w, http.StatusBadGateway, "server_error", err.Error())
+	}
+}
+
+// statusClientGone is nginx's status for a request whose client has gone.
+const statusClientGone = 499
+
+// writeError answers with an error of OpenAI's form.
+func writeError(w http.ResponseWriter, status int, kind, message string) {
+	data, _ := json.Marshal(map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": status}}) // strings and numbers encode
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(data, '\n')) // fails when the client has gone
+}
+
+// health is for whoever sends requests here: none should come while no instance
+// is ready, or the gateway is about to stop.
+func (g *gateway) health(w http.ResponseWriter, _ *http.Request) {
+	switch {
+	case g.stopping.Load():
+		writeError(w, http.StatusServiceUnavailable, "server_error", "stopping")
+	case len(g.router.Instances()) == 0:
+		writeError(w, http.StatusServiceUnavailable, "server_error", "no instance is ready")
+	default:
+		_, _ = io.WriteString(w, "ok\n")
+	}
+}
+
+// modelsTimeout bounds the question which models an instance has.
+const modelsTimeout = 5 * time.Second
+
+// models answers with the models of all ready instances, each once.
+func (g *gateway) models(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), modelsTimeout)
+	defer cancel()
+	instances := g.router.Instances()
+	lists := make([][]json.RawMessage, len(instances))
+	var work sync.WaitGroup
+	for at, i := range instances {
+		work.Add(1)
+		go func() {
+			defer work.Done()
+			lists[at] = g.modelsOf(ctx, r.Header, i)
+		}()
+	}
+	work.Wait()
+	seen, all, answered := map[string]bool{}, []json.RawMessage{}, false
+	for _, list := range lists {
+		answered = answered || list != nil
+		for _, raw := range list {
+			var m struct{ ID string }
+			if json.Unmarshal(raw, &m) == nil && !seen[m.ID] {
+				seen[m.ID] = true
+				all = append(all, raw)
+			}
+		}
+	}
+	if !answered {
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, "server_error", "no instance is available")
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": all}) // fails when the client has gone
+}
+
+// modelsOf is an instance's list; nil where it does not answer with one.
+func (g *gateway) modelsOf(ctx context.Context, header http.Header, i router.Instance) []json.RawMessage {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, i.URL.JoinPath("/v1/models").String(), nil)
+	if err != nil {
+		return nil
+	}
+	request.Header["Authorization"] = header["Authorization"]
+	response, err := g.transport.RoundTrip(request)
+	if err != nil {
+		return nil
+	}
+	defer response.Body.Close()
+	var list struct{ Data []json.RawMessage }
+	if response.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(response.Body, 1<<20)).Decode(&list) != nil {
+		return nil
+	}
+	return slices.Clip(append([]json.RawMessage{}, list.Data...))
+}
+
+// withMembers is a JSON object with members set or, where the value is nil,
+// taken out. Numbers stay as they were written.
+func withMembers(object []byte, set map[string]any) ([]byte, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(object, &members); err != nil {
+		return nil, err
+	}
+	for key, value := range set {
+		if value == nil {
+			delete(members, key)
+			continue
+		}
+		raw, err := json.Marshal(value)
+		if err != nil {
+			return nil, err
+		}
+		members[key] = raw
+	}
+	return json.Marshal(members)
+}
+
+// reusable is a body that can be sent again.
+func reusable(to *http.Request, data []byte) {
+	to.ContentLength = int64(len(data))
+	to.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }
+	to.Body, _ = to.GetBody() // never fails
+	to.Header.Del("Content-Length")
+	to.TransferEncoding = nil
+}
+
+// withoutSeparation is a policy whose prefills are all done where the request
+// decodes.
+func withoutSeparation(p kvpolicy.Policy) kvpolicy.Policy {
+	p.Separation.Enabled = false
+	return p
+}
+
+// joinPath puts a request's path behind an instance's own.
+func joinPath(base, path string) string { return strings.TrimSuffix(base, "/") + path }

@@ -1,0 +1,101 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// settle is how long a file must have been left alone before it is read, since
+// writers touch it several times.
+const settle = 50 * time.Millisecond
+
+// ReadInstances reads an instances file.
+func ReadInstances(file string) ([]Instance, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	all, err := ParseInstances(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return all, nil
+}
+
+// WatchFile keeps a router's instances to those of a file, until the context
+// ends. The file's folder is watched, so that a file that is replaced, or a
+// symbolic link that is changed as Kubernetes does with a ConfigMap, is seen
+// too. A file that cannot be read leaves the instances as they are and is
+// logged.
+func (r *Router) WatchFile(ctx context.Context, file string) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := watcher.Add(filepath.Dir(file)); err != nil {
+		return err
+	}
+	// The first reading comes after the watch, so that no change falls between.
+	read := time.NewTimer(0)
+	defer read.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Events:
+			read.Reset(settle)
+		case err := <-watcher.Errors:
+			r.config.Logger.Warn("watching instances", "file", file, "error", err)
+		case <-read.C:
+			all, err := ReadInstances(file)
+			if err == nil {
+				err = r.SetInstances(all)
+			}
+			if err != nil {
+				r.config.Logger.Error("instances left as they are", "error", err)
+			}
+		}
+	}
+}
+
+// Resolve looks up the addresses of a host; net.DefaultResolver.LookupHost.
+type Resolve func(ctx context.Context, host string) ([]string, error)
+
+// WatchDNS keeps a router's instances to the addresses of a host, such as a
+// headless service, asked at an interval until the context ends. All of them
+// listen on the same port. While the host cannot be looked up, the instances
+// stay as they are.
+func (r *Router) WatchDNS(ctx context.Context, host, port string, every time.Duration, lookup Resolve) {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		addresses, err := lookup(ctx, host)
+		if err == nil {
+			slices.Sort(addresses)
+			var all []Instance
+			for _, address := range slices.Compact(addresses) {
+				at := net.JoinHostPort(address, port)
+				all = append(all, Instance{ID: at, URL: &url.URL{Scheme: "http", Host: at}})
+			}
+			err = r.SetInstances(all)
+		}
+		if err != nil && ctx.Err() == nil {
+			r.config.Logger.Error("instances left as they are", slog.String("host", host), "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
