@@ -1,6 +1,9 @@
 package sim
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
 // Profile is one serving instance in numbers: the hardware, the model on it and
 // the settings of its server. Every time is in seconds, every size in tokens or
@@ -163,4 +166,50 @@ func (p *Profile) stepSeconds(k int, context float64) float64 {
 		s += p.ConnectorStepSeconds
 	}
 	return s
+}
+
+// Bounds that keep sums of tokens in an int and every time finite.
+const (
+	maxTokens  = 1 << 40
+	maxSeconds = 1e9
+	maxBytes   = 1e18
+)
+
+// validate names the first field that is out of its range.
+func (p *Profile) validate() error {
+	for _, f := range []struct {
+		name      string
+		value     float64
+		low, high float64
+	}{
+		{"StepTokens", float64(p.StepTokens), 1, maxTokens},
+		{"MaxRunning", float64(p.MaxRunning), 1, float64(p.StepTokens)}, // so that each decode has its token, as vLLM asks
+		{"BlockTokens", float64(p.BlockTokens), 1, maxTokens},
+		{"KVCapacityTokens", float64(p.KVCapacityTokens), 1, maxTokens},
+		{"KVBytesPerToken", p.KVBytesPerToken, 1e-9, maxBytes},
+		{"FrontendSeconds", p.FrontendSeconds, 0, maxSeconds},
+		{"FrontendSecondsPerToken", p.FrontendSecondsPerToken, 0, maxSeconds},
+		{"StepSeconds", p.StepSeconds, 1e-9, maxSeconds},
+		{"DecodeSeconds", p.DecodeSeconds, 0, maxSeconds},
+		{"KVReadSeconds", p.KVReadSeconds, 0, maxSeconds},
+		{"PrefillSeconds", p.PrefillSeconds, 0, maxSeconds},
+		{"PrefillQuadraticSeconds", p.PrefillQuadraticSeconds, 0, maxSeconds},
+		{"ConnectorStepSeconds", p.ConnectorStepSeconds, 0, maxSeconds},
+		{"ConnectorBufferBytes", p.ConnectorBufferBytes, 0, maxBytes},
+		{"Transfer.LoadedOverheadSeconds", p.Transfer.LoadedOverheadSeconds, 0, maxSeconds},
+		{"Transfer.LoadedBytesPerSecond", p.Transfer.LoadedBytesPerSecond, 1e-9, maxBytes},
+		{"Transfer.IdleOverheadSeconds", p.Transfer.IdleOverheadSeconds, 0, maxSeconds},
+		{"Transfer.IdleBytesPerSecond", p.Transfer.IdleBytesPerSecond, 1e-9, maxBytes},
+		{"Transfer.IdleKneeBytes", p.Transfer.IdleKneeBytes, 0, maxBytes},
+		{"Transfer.IdleLargeBytes", p.Transfer.IdleLargeBytes, p.Transfer.IdleKneeBytes, maxBytes},
+		{"Transfer.IdleLargeBytesPerSecond", p.Transfer.IdleLargeBytesPerSecond, 1e-9, maxBytes},
+	} {
+		if !(f.value >= f.low && f.value <= f.high) {
+			return fmt.Errorf("%s is %v, must be from %v to %v", f.name, f.value, f.low, f.high)
+		}
+	}
+	if p.capacityBlocks() < 1 {
+		return fmt.Errorf("KVCapacityTokens is %d, must leave a block of the pool after the connector's buffer", p.KVCapacityTokens)
+	}
+	return nil
 }
