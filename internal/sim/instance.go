@@ -194,9 +194,17 @@ func (in *instance) releaseBlocks(r *request) {
 func (in *instance) publish(r *request, computed int) {
 	size := in.c.prefixBlockTokens
 	for i := len(r.held); i < len(r.blocks) && (i+1)*size <= computed; i++ {
-		r.held = append(r.held, in.pool.publish(r.blocks[i]))
+		r.held = append(r.held, in.pool.publish(r.blocks[i], last(r.held)))
 		r.private -= in.pool.span
 	}
+}
+
+// last is the last of held prefix blocks, 0 for none.
+func last(held []int32) int32 {
+	if len(held) == 0 {
+		return 0
+	}
+	return held[len(held)-1]
 }
 
 // missing is how many blocks r lacks to hold so many tokens.
@@ -229,7 +237,7 @@ func (in *instance) occupy(r *request, tokens, budget int) (cached, chunk int, o
 			r.held = in.c.blank()
 		}
 		for _, hash := range identities[:hits] {
-			id, there := in.pool.index[hash]
+			id, there := in.pool.find(hash, last(r.held))
 			if !there {
 				break
 			}

@@ -27,8 +27,22 @@ type pool struct {
 
 type node struct {
 	hash       uint64
-	held       int32
+	held       int32 // -1 for a node that is not in use
 	prev, next int32
+	follower   int32 // a guess at the next block of the chain, which spares the index
+}
+
+// find returns the node of an identity that comes after another node's in a chain, 0
+// for the first.
+func (p *pool) find(hash uint64, after int32) (int32, bool) {
+	if id := p.nodes[after].follower; id != 0 && p.nodes[id].hash == hash && p.nodes[id].held >= 0 {
+		return id, true
+	}
+	id, ok := p.index[hash]
+	if ok {
+		p.nodes[after].follower = id
+	}
+	return id, ok
 }
 
 func newPool(capacity, span int) pool {
@@ -56,6 +70,7 @@ func (p *pool) evict() {
 	id := p.nodes[0].next
 	p.unlink(id)
 	delete(p.index, p.nodes[id].hash)
+	p.nodes[id].held = -1
 	p.spare = append(p.spare, id)
 	p.free += p.span
 	p.version++
@@ -88,10 +103,11 @@ func (p *pool) release(id int32) {
 	p.cached++
 }
 
-// publish turns span private blocks into a prefix block that the caller holds. Where there is one of
-// that identity already, it is held instead and the private ones are freed.
-func (p *pool) publish(hash uint64) int32 {
-	if id, ok := p.index[hash]; ok {
+// publish turns span private blocks into a prefix block that the caller holds, after
+// another in its chain or 0. Where there is one of that identity already, that
+// is held instead and the private ones are freed.
+func (p *pool) publish(hash uint64, after int32) int32 {
+	if id, ok := p.find(hash, after); ok {
 		p.hold(id)
 		p.free += p.span
 		return id
@@ -105,6 +121,7 @@ func (p *pool) publish(hash uint64) int32 {
 		p.nodes = append(p.nodes, node{})
 	}
 	p.nodes[id] = node{hash: hash, held: 1}
+	p.nodes[after].follower = id
 	p.index[hash] = id
 	p.version++
 	return id

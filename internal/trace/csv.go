@@ -44,7 +44,7 @@ func newCSVReader(reader *Reader, source io.Reader) (*csvReader, error) {
 	for _, name := range r.row {
 		name = strings.TrimSpace(name)
 		if slices.Contains(r.columns, name) {
-			return nil, r.fail(r.line, name, "", "stand once in the header")
+			return nil, r.fail(r.line, clip(name), "", "stand once in the header")
 		}
 		r.columns = append(r.columns, name)
 	}
@@ -151,16 +151,16 @@ func (r *csvReader) session(record *Record) (err error) {
 		return err
 	}
 	if first && record.Turn != 0 {
-		return r.fail(r.line, "turn", r.field("turn"), "be 0 where a session begins: a session's rows must stand together, from its first turn")
+		return r.fail(r.line, "turn", clip(r.field("turn")), "be 0 where a session begins: a session's rows must stand together, from its first turn")
 	}
 	if !first && record.Turn <= r.previous.Turn {
-		return r.fail(r.line, "turn", r.field("turn"), fmt.Sprintf("be above the session's turn before (%d)", r.previous.Turn))
+		return r.fail(r.line, "turn", clip(r.field("turn")), fmt.Sprintf("be above the session's turn before (%d)", r.previous.Turn))
 	}
 	if record.ArrivalSeconds, err = r.seconds("t_s", false); err != nil {
 		return err
 	}
 	if !first && record.ArrivalSeconds < r.previous.ArrivalSeconds {
-		return r.fail(r.line, "t_s", r.field("t_s"), fmt.Sprintf("not be before the session's turn before (%v)", r.previous.ArrivalSeconds))
+		return r.fail(r.line, "t_s", clip(r.field("t_s")), fmt.Sprintf("not be before the session's turn before (%v)", r.previous.ArrivalSeconds))
 	}
 	if record.InputTokens, err = r.whole("in_tokens"); err != nil {
 		return err
@@ -178,7 +178,7 @@ func (r *csvReader) session(record *Record) (err error) {
 		return err
 	}
 	if want := record.InputTokens / 64; record.Blocks != want {
-		return r.fail(r.line, "blocks64", r.field("blocks64"), fmt.Sprintf("be %d, the whole blocks of 64 tokens in in_tokens %d", want, record.InputTokens))
+		return r.fail(r.line, "blocks64", clip(r.field("blocks64")), fmt.Sprintf("be %d, the whole blocks of 64 tokens in in_tokens %d", want, record.InputTokens))
 	}
 	if record.SharedBlocks, err = r.whole("shared_prefix_blocks"); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (r *csvReader) session(record *Record) (err error) {
 		most = min(record.Blocks, r.previous.Blocks)
 	}
 	if record.SharedBlocks > most {
-		return r.fail(r.line, "shared_prefix_blocks", r.field("shared_prefix_blocks"), fmt.Sprintf("be at most %d, what this prompt and the session's prompt before can share", most))
+		return r.fail(r.line, "shared_prefix_blocks", clip(r.field("shared_prefix_blocks")), fmt.Sprintf("be at most %d, what this prompt and the session's prompt before can share", most))
 	}
 	return nil
 }

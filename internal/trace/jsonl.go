@@ -57,7 +57,8 @@ func (r *jsonReader) parse(line []byte) (Record, error) {
 	if err := json.Unmarshal(line, &fields); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			return Record{}, r.fail(r.line, fmt.Sprintf("byte %d", syntax.Offset), "", "be JSON: "+syntax.Error())
+			field := fieldBefore(line, syntax.Offset)
+			return Record{}, r.fail(r.line, field, "", "be JSON: "+syntax.Error())
 		}
 		return Record{}, r.fail(r.line, "line", clip(string(line)), "be a JSON object")
 	}
@@ -126,6 +127,18 @@ func (r *jsonReader) parse(line []byte) (Record, error) {
 		return Record{}, r.fail(r.line, "type", clip(text), "be a string")
 	}
 	return record, nil
+}
+
+// fieldBefore names the place of a syntax error: the last key before it, or
+// the byte itself where there is none.
+func fieldBefore(line []byte, offset int64) string {
+	before := line[:min(offset, int64(len(line)))]
+	if end := bytes.LastIndex(before, []byte(`":`)); end > 0 {
+		if begin := bytes.LastIndexByte(before[:end], '"'); begin >= 0 {
+			return clip(string(before[begin+1 : end]))
+		}
+	}
+	return fmt.Sprintf("byte %d", offset)
 }
 
 // present gives a field as it is written, or an error where the line lacks it.

@@ -9,6 +9,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/kvpolicy/kvpolicy"
 )
@@ -19,7 +20,7 @@ import (
 const (
 	maxTokens  = 1e8
 	maxSeconds = 1e12
-	maxLine    = 64 << 20
+	maxLine    = 16 << 20
 )
 
 // Record is one request as the file gives it. Fields that the format lacks
@@ -140,15 +141,14 @@ func firstLine(r *bufio.Reader) (head []byte, line int, err error) {
 		head = head[:0]
 		for {
 			part, err := r.ReadSlice('\n')
-			head = append(head, part...)
+			if head = append(head, part...); len(head) > maxLine {
+				return nil, line, bufio.ErrTooLong
+			}
 			if err == nil || err == io.EOF {
 				break
 			}
 			if !errors.Is(err, bufio.ErrBufferFull) {
 				return nil, line, err
-			}
-			if len(head) > maxLine {
-				return nil, line, bufio.ErrTooLong
 			}
 		}
 		if len(head) == 0 {
@@ -185,14 +185,17 @@ func (r *Reader) fail(line int, field, value, want string) *Error {
 // Fail builds the error of a field that is wrong in the light of other lines,
 // which the reader does not keep: a chat that comes twice.
 func (r *Reader) Fail(line int, field string, value any, want string) error {
-	return r.fail(line, field, fmt.Sprint(value), want)
+	return r.fail(line, field, clip(fmt.Sprint(value)), want)
 }
 
-// clip shortens a value that is quoted in an error.
+// clip makes a value fit to stand in a line of text: short and printable.
 func clip(value string) string {
 	const most = 60
 	if len(value) > most {
-		return value[:most] + "..."
+		value = value[:most] + "..."
+	}
+	if strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(value)
 	}
 	return value
 }

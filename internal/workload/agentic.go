@@ -173,7 +173,7 @@ func (g *agenticSource) next() (*session, error) {
 	turns := int(min(math.Ceil(lognormal(turnsMedian, turnsSigma, normal(g.turns[slice]))), turnsMost))
 	level := g.scale * lognormal(1, levelSigma, normal(g.levels[slice]))
 
-	s := &session{id: int64(id), base: g.at, start: g.at, own: seed(mix(mix(g.seed)^uint64(id))), turns: make([]turn, 0, turns)}
+	s := &session{id: int64(id), base: g.at, start: g.at, own: seed(mix(mix(g.seed) ^ uint64(id))), turns: make([]turn, 0, turns)}
 	kind, percent := 0, random.IntN(100)
 	for percent >= systemPrompts[kind].percent {
 		percent -= systemPrompts[kind].percent
