@@ -153,11 +153,14 @@ func (s *Sketch) Quantile(p float64) float64 {
 }
 
 // CDF gives the distribution as steps: ascending values, each with the share of
-// all values that do not exceed it, the last (Max, 1). Values are within
-// RelativeError of those collected. Nothing for an empty sketch.
+// all values that do not exceed it, to RelativeError of the value. The last is
+// (Max, 1), exactly. Nothing for an empty sketch.
 func (s *Sketch) CDF() iter.Seq2[float64, float64] {
 	return func(yield func(float64, float64) bool) {
 		for value, below := range s.steps() {
+			if below == s.count {
+				value = s.highest
+			}
 			if !yield(value, float64(below)/float64(s.count)) {
 				return
 			}
@@ -180,11 +183,7 @@ func (s *Sketch) steps() iter.Seq2[float64, uint64] {
 			below += n
 			bits := uint64(s.first+i) << binShift
 			middle := math.Float64frombits(bits | 1<<(binShift-1))
-			value := min(max(middle, s.least), s.highest)
-			if below == s.count {
-				value = s.highest
-			}
-			if !yield(value, below) {
+			if !yield(min(max(middle, s.least), s.highest), below) {
 				return
 			}
 		}
