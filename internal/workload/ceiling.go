@@ -12,6 +12,8 @@ import (
 type Ceiling struct {
 	// Requests and Sessions that the options keep.
 	Requests, Sessions int64
+	// LeftOut is how many requests MaxContextTokens leaves out.
+	LeftOut int64
 	// InputTokens and OutputTokens are their sums.
 	InputTokens, OutputTokens int64
 	// ReusableTokens is how many input tokens lie in blocks that an earlier
@@ -57,6 +59,7 @@ func (w *Workload) ceiling(options Options, held int) (c Ceiling, err error) {
 	for {
 		request, err := f.Next()
 		if errors.Is(err, io.EOF) {
+			c.LeftOut = f.leftOut
 			c.ReusableTokens = min(int64(reusable)*int64(w.blockTokens), c.InputTokens)
 			return c, nil
 		}

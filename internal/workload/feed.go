@@ -19,9 +19,10 @@ type Feed struct {
 	// upcoming is the source's next session, nil once it has no more.
 	upcoming *session
 	// cut is the last request kept, where MaxRequests cuts a closed loop.
-	cut  *due
-	sent int
-	err  error
+	cut     *due
+	sent    int
+	leftOut int64
+	err     error
 }
 
 // openSession is a session of which some turn is still to be sent.
@@ -189,6 +190,12 @@ func (f *Feed) release(o *openSession, k int, endSeconds float64) {
 // turn to finish, or because reading failed, which Next then says.
 func (f *Feed) Peek() (seconds float64, ok bool) {
 	f.admit()
+	for f.err == nil && len(f.due) > 0 && f.tooLong(f.due[0]) {
+		d, o := f.pop()
+		f.leftOut++
+		f.release(o, d.turn, d.at)
+		f.admit()
+	}
 	if f.err != nil || len(f.due) == 0 || f.full() {
 		return 0, false
 	}
@@ -200,6 +207,22 @@ func (f *Feed) full() bool {
 	return f.options.MaxRequests > 0 && f.sent >= f.options.MaxRequests
 }
 
+// tooLong says whether MaxContextTokens leaves a request out.
+func (f *Feed) tooLong(d due) bool {
+	t := &f.open[d.session].turns[d.turn]
+	return f.options.MaxContextTokens > 0 && t.input+t.output > f.options.MaxContextTokens
+}
+
+// pop removes the head of the heap.
+func (f *Feed) pop() (due, *openSession) {
+	d := heap.Pop(&f.due).(due)
+	o := f.open[d.session]
+	if o.unsent--; o.unsent == 0 {
+		delete(f.open, d.session)
+	}
+	return d, o
+}
+
 // take removes the head of the heap and, in trace time, makes its successor
 // due.
 func (f *Feed) take() (due, *openSession, error) {
@@ -209,14 +232,10 @@ func (f *Feed) take() (due, *openSession, error) {
 		}
 		return due{}, nil, io.EOF
 	}
-	d := heap.Pop(&f.due).(due)
-	o := f.open[d.session]
+	d, o := f.pop()
 	f.sent++
 	if f.options.Pacing == TraceTime {
 		f.release(o, d.turn, 0)
-	}
-	if o.unsent--; o.unsent == 0 {
-		delete(f.open, d.session)
 	}
 	return d, o, nil
 }

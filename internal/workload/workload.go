@@ -96,6 +96,10 @@ type Options struct {
 	// MaxRequests keeps the first so many of those in order of trace time;
 	// 0 = all.
 	MaxRequests int
+	// MaxContextTokens leaves out requests whose prompt and output together are
+	// longer, as a server refuses them that is started with that maximum model
+	// length: their clients have their answer at once and go on. 0 = none.
+	MaxContextTokens int
 	// SessionsPerSecond is the mean rate at which sessions of the sessions CSV
 	// start, in trace time; from 1e-9 to 1e6. 0 = 0.01 (ours: the file does not
 	// say when its sessions started; at the mean length of its sessions, 6,900 s,
@@ -136,6 +140,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.MaxRequests < 0 {
 		return o, &kvpolicy.FieldError{Path: "max_requests", Value: fmt.Sprint(o.MaxRequests), Want: "be at least 0"}
+	}
+	if o.MaxContextTokens < 0 {
+		return o, &kvpolicy.FieldError{Path: "max_context_tokens", Value: fmt.Sprint(o.MaxContextTokens), Want: "be at least 0"}
 	}
 	return o, nil
 }
