@@ -535,14 +535,14 @@ func (s *summary) loads(main settingSummary, where string) (*picture, error) {
 	for _, p := range list {
 		p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, end, 0, most*1.03
 	}
-	columns := min(len(list), 2)
+	columns := min(len(list), 3)
 	rows := (len(list) + columns - 1) / columns
 	var names []string
 	for i := range min(s.Instances, len(colours())) {
 		names = append(names, fmt.Sprintf("instance %d", i))
 	}
 	return s.figure("load_over_time", "Prompt tokens of unfinished requests on each instance over time, seed 1, until 99 % of all are through ("+where+").",
-		float64(400*columns+80), float64(165*rows), func(c draw.Canvas) { panels(c, list, columns, names) })
+		float64(290*columns+80), float64(165*rows), func(c draw.Canvas) { panels(c, list, columns, names) })
 }
 
 // hotspots draws the TTFT p90 of each instance, worst first.

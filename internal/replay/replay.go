@@ -61,6 +61,23 @@ type runner struct {
 // FieldError, or sim.ErrInvalid for a profile), of reading the workload, and of
 // the policy.
 func Run(ctx context.Context, config Config) (result *Result, err error) {
+	r, err := newRunner(config)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.feed.Close()) }()
+	for events := 0; !r.done && r.err == nil; events++ {
+		if events%256 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if !r.cluster.Step() {
+			break
+		}
+	}
+	return r.finished()
+}
+
+func newRunner(config Config) (*runner, error) {
 	view, err := config.View.withDefaults()
 	if err != nil {
 		return nil, err
@@ -97,21 +114,17 @@ func Run(ctx context.Context, config Config) (result *Result, err error) {
 	if r.feed, err = config.Workload.Start(config.Options); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.feed.Close()) }()
 	r.router = newRouter(cluster, config.Policy, view, config.Workload.BlockTokens())
 	r.result = &Result{Instances: make([]InstanceResult, len(config.Instances))}
 	r.expect()
 	if !r.view.Truth {
 		r.scrapeAgain()
 	}
-	for events := 0; !r.done && r.err == nil; events++ {
-		if events%256 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if !cluster.Step() {
-			break
-		}
-	}
+	return r, nil
+}
+
+// finished checks that all is done, and gives the result.
+func (r *runner) finished() (*Result, error) {
 	if r.err == nil {
 		// The feed tells its end from a failure only when asked.
 		if _, r.err = r.feed.Next(); r.err == nil {
@@ -120,14 +133,14 @@ func Run(ctx context.Context, config Config) (result *Result, err error) {
 			r.err = nil
 		}
 	}
+	if r.err == nil && !r.balanced() {
+		r.err = errors.New("replay: the router's books do not close")
+	}
 	if r.err != nil {
 		return nil, r.err
 	}
-	if !r.balanced() && r.result.Lost() == 0 {
-		return nil, errors.New("replay: the router's books do not close")
-	}
-	r.result.EndSeconds = cluster.Now()
-	r.result.OngoingTokens = r.ongoing.finish(cluster.Now())
+	r.result.EndSeconds = r.cluster.Now()
+	r.result.OngoingTokens = r.ongoing.finish(r.cluster.Now())
 	return r.result, nil
 }
 
