@@ -15,6 +15,9 @@ const (
 	maxKVBytesPerToken = 1e12
 	maxCells           = 65536
 	maxOverlapRounds   = 64
+
+	bitsOfLargeTime = 0x41d0000000000000 // 2^30 as a float64, within maxSeconds
+	bitsOfLargeRate = 0x43a0000000000000 // 2^59 as a float64, within maxRate
 )
 
 // The comparisons affirm, so that NaN fails them.

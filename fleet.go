@@ -56,8 +56,10 @@ func (q *pricer) inspect() error {
 	f := &q.fleet
 	for at := range q.instances {
 		i := &q.instances[at]
-		if err := i.validate(at); err != nil {
-			return err
+		if !i.ordinary() {
+			if err := i.validate(at); err != nil {
+				return err
+			}
 		}
 		if i.Unavailable {
 			continue
@@ -110,8 +112,8 @@ func (q *pricer) checkRates(i *Instance, at int, used rateUse) error {
 		return rateError(at, "bandwidth", i.Bandwidth, "transfer.bandwidth", p.Transfer.Bandwidth)
 	}
 	if used.curve && i.Curve != nil {
-		if err := validateCurve(i.curvePath(at), i.Curve); err != nil {
-			return err
+		if validateCurve("", i.Curve) != nil { // the path is worth building for an error alone
+			return validateCurve(i.curvePath(at), i.Curve)
 		}
 	}
 	return nil

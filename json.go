@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/big"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // fields reads one JSON object member by member. encoding/json alone would
@@ -188,25 +190,46 @@ func parseNumber(data []byte) (x float64, want string) {
 	return x, ""
 }
 
-// count reads a whole number; 3.0 and 3e0 are whole.
+// count reads a whole number; 3.0 and 3e0 are whole, 1e-400 is not.
 func (f *fields) count(key string, to *int64) {
 	data, ok := f.take(key)
 	if !ok {
 		return
 	}
-	if n, err := strconv.ParseInt(string(data), 10, 64); err == nil {
-		*to = n
-		return
-	}
-	x, want := parseNumber(data)
-	if want == "" && !(x == math.Trunc(x) && math.Abs(x) <= 1<<62) {
-		want = "be a whole number of at most 2^62"
-	}
+	n, want := parseCount(string(data))
 	if want != "" {
 		f.fail(key, data, want)
 		return
 	}
-	*to = int64(x)
+	*to = n
+}
+
+// parseCount reads a whole number exactly, as a float64 would round to one;
+// want is what was asked of it, empty where it is one.
+func parseCount(text string) (n int64, want string) {
+	const whole = "be a whole number of at most 19 digits"
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return n, ""
+	}
+	if _, want := parseNumber([]byte(text)); want != "" {
+		return 0, want
+	}
+	// A big.Rat of a long number, or of one with a large exponent, would take
+	// memory without bound.
+	const longest, largest = 64, 64
+	if len(text) > longest {
+		return 0, whole
+	}
+	if _, exponent, ok := strings.Cut(strings.ToLower(text), "e"); ok {
+		if e, err := strconv.Atoi(exponent); err != nil || e > largest || e < -largest {
+			return 0, whole
+		}
+	}
+	exact, ok := new(big.Rat).SetString(text)
+	if !ok || !exact.IsInt() || !exact.Num().IsInt64() {
+		return 0, whole
+	}
+	return exact.Num().Int64(), ""
 }
 
 // small reads a whole number into an int of any width.

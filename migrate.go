@@ -37,7 +37,7 @@ func (q *pricer) stayOrMigrate(at int) (Decision, error) {
 	if err := q.priceRest(at, &stay); err != nil {
 		return Decision{}, err
 	}
-	o := newOrder(q.policy, q.request, q.instances)
+	o := q.newOrder()
 	var best, taken Move
 	bestStanding, takenStanding := standing{at: -1}, standing{at: -1}
 	d.Reason = NoDestination

@@ -34,7 +34,7 @@ func (q *pricer) separate(chosen int) Separation {
 		return v
 	}
 	v.Reason = SourceCacheBelowThreshold // what it stays at where there is no source at all
-	o := newOrder(q.policy, q.request, q.instances)
+	o := q.newOrder()
 	best := standing{at: -1}
 	for source := range q.instances {
 		reason, cost := q.judgeSource(chosen, source)

@@ -30,6 +30,13 @@ func (q *pricer) candidateTier() (Tier, Reason) {
 	return 0, NoFeasibleInstance
 }
 
+// candidate tells whether instance i is of the candidates' tier. Where that is
+// FitsEmpty no instance of its freshness fits now.
+func (q *pricer) candidate(i *Instance, class int, tier Tier) bool {
+	return !i.Unavailable && q.freshness(i) == class &&
+		(q.request.fitsNow(i) || tier == FitsEmpty && q.request.fitsEmpty(i))
+}
+
 // choice is what one pass over the candidates finds.
 type choice struct {
 	order    order
@@ -46,14 +53,15 @@ type choice struct {
 // instance, empty for none. Where there is no candidate the choice has no tier
 // and the reason to reject.
 func (q *pricer) choose(home string) (choice, error) {
-	c := choice{order: newOrder(q.policy, q.request, q.instances)}
+	c := choice{order: q.newOrder()}
 	c.best.at, c.runnerUp.at, c.home.at = -1, -1, -1
 	if c.tier, c.reason = q.candidateTier(); c.tier == 0 {
 		return c, nil
 	}
+	class := q.fleet.considered()
 	for at := range q.instances {
 		i := &q.instances[at]
-		if q.tier(i) != c.tier {
+		if !q.candidate(i, class, c.tier) {
 			continue
 		}
 		score, err := q.score(at)
@@ -61,10 +69,13 @@ func (q *pricer) choose(home string) (choice, error) {
 			return c, err
 		}
 		c.ongoing.add(i.OngoingTokens)
-		s := q.stand(at, score)
 		if home != "" && i.ID == home {
-			c.home = s
+			c.home = q.stand(at, score)
 		}
+		if c.runnerUp.at >= 0 && score > c.runnerUp.score {
+			continue
+		}
+		s := q.stand(at, score)
 		if c.best.at < 0 || c.order.before(&s, &c.best) {
 			c.best, c.runnerUp = s, c.best
 		} else if c.runnerUp.at < 0 || c.order.before(&s, &c.runnerUp) {

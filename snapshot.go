@@ -1,6 +1,9 @@
 package kvpolicy
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // Snapshot is everything one decision looks at: one request at one instant,
 // and every instance that it could be sent to. It is plain data. Decide reads
@@ -137,6 +140,17 @@ func (r *Request) validate() error {
 		return fieldError("request.hops", r.Hops, "be 0 to 1e9")
 	}
 	return nil
+}
+
+// ordinary tells, by few comparisons, that every number of i lies well within
+// its bounds; validate is for the rest. As bits, positive floats are in order,
+// and negative numbers, NaN and infinities lie above them all.
+func (i *Instance) ordinary() bool {
+	tokens := i.PendingPrefillTokens | i.OngoingTokens | i.CachedTokens | i.KVCapacityTokens | i.KVUsedTokens
+	return i.ID != "" && uint64(i.Requests|i.ActiveDecodes) < 1<<29 && uint64(tokens) < 1<<49 &&
+		math.Float64bits(i.WaitSeconds) <= bitsOfLargeTime && math.Float64bits(i.UptimeSeconds) <= bitsOfLargeTime &&
+		math.Float64bits(i.MetricsAgeSeconds) <= bitsOfLargeTime && math.Float64bits(i.PrefillRate) <= bitsOfLargeRate &&
+		math.Float64bits(i.DecodeRate) <= bitsOfLargeRate && math.Float64bits(i.Bandwidth) <= bitsOfLargeRate
 }
 
 func (i *Instance) validate(at int) error {

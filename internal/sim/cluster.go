@@ -104,20 +104,20 @@ func (c *Cluster) push(e event) {
 // Feed has the requests of next arrive, one after the other: Listener.Arrived is
 // called at each one's ArrivalSeconds, or at once where that is past. A request
 // is pulled only when the one before it arrives, so that a trace of any
-// length needs no memory. next returns false at the end. Several feeds may run
-// at once.
+// length needs no memory. next returns false at the end; a request that arrives
+// at +Inf never does, and is the end too. Several feeds may run at once.
 func (c *Cluster) Feed(next func() (Request, bool)) {
 	c.pull(&feed{next: next})
 }
 
 func (c *Cluster) pull(f *feed) {
-	if r, ok := f.next(); ok {
+	if r, ok := f.next(); ok && !math.IsInf(r.ArrivalSeconds, 1) {
 		f.pending = r
 		c.push(event{seconds: r.ArrivalSeconds, kind: eventFeed, feed: f})
 	}
 }
 
-// Inject has one request arrive at its ArrivalSeconds, or at once where that is past.
+// Inject has one request arrive at its ArrivalSeconds, by the rules of At.
 func (c *Cluster) Inject(r Request) {
 	c.At(r.ArrivalSeconds, func() { c.listener.Arrived(r) })
 }

@@ -49,7 +49,7 @@
 // (Request.Blocks), one for every Config.PrefixBlockTokens tokens. The identities are
 // chained, as vLLM's block hashes are: two requests with the same identity at
 // position i share all their tokens up to the end of block i. Mooncake's hash_ids
-// and Bailian's are such chains as they stand. Blocks past the prompt
-// name the blocks that the generated tokens will fill, so that the next turn of
-// the session finds them.
+// and Bailian's are such chains, but for a last one that names only a part of a
+// block: leave it out. Blocks past the prompt name those that the generated
+// tokens will fill, so that the next turn of the session finds them.
 package sim

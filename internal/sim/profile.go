@@ -8,11 +8,12 @@ import (
 // Profile is one serving instance in numbers: the hardware, the model on it and
 // the settings of its server. Every time is in seconds, every size in tokens or
 // bytes. H20 is the profile that the published measurements belong to; another
-// is made by changing fields of it. Config checks every field.
+// is made by changing fields of it. New checks every field.
 //
-// Sources in the comments: [P], [M], [V2] are the published measurements of the
-// H20 setting as FACTS.md lists them, "vLLM" is that server's source at 0.1x,
-// "ours" is a choice or a fit of this package, with its reason.
+// Sources in the comments: [M] is the report on unified routing, [V2] the one on
+// elastic migration, [P] what the same groups published beside them; docs/engine.md
+// has the figures. "vLLM" is that server's source, "ours" a choice or a fit of
+// this package, with its reason.
 type Profile struct {
 	// StepTokens is the token budget of a step, shared by the decodes (one
 	// token each, first) and the chunks of prefill. At least 1. H20: 8,192 [M].
@@ -21,6 +22,12 @@ type Profile struct {
 	// (max_num_seqs). At least 1. H20: 1,024, vLLM's default behind its API
 	// server on GPUs of 70 GiB and more.
 	MaxRunning int
+	// ReserveWholePrompt admits a request only if the whole of its prompt fits into
+	// the pool at that moment, else it is enough that its first chunk does. H20: false, as
+	// in vLLM before its scheduler_reserve_full_isl (pull request 37307, March 2026),
+	// which later became the default. Where pools run full it makes for far fewer
+	// preemptions.
+	ReserveWholePrompt bool
 	// BlockTokens is the KV pool's unit of allocation. At least 1. H20: 16, vLLM's
 	// default.
 	BlockTokens int
@@ -168,9 +175,9 @@ func (p *Profile) stepSeconds(k int, context float64) float64 {
 	return s
 }
 
-// Bounds that keep sums of tokens in an int and every time finite.
+// Bounds that keep every time finite, and the tokens of a request in an int of 32 bits.
 const (
-	maxTokens  = 1 << 40
+	maxTokens  = 1 << 28
 	maxSeconds = 1e9
 	maxBytes   = 1e18
 )

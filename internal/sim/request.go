@@ -17,13 +17,15 @@ type Request struct {
 	PromptTokens int
 	// OutputTokens is how many tokens are generated until the end. At least 1.
 	OutputTokens int
-	// Blocks names the prompt's blocks, and after them those of the output,
-	// one identity for every Config.PrefixBlockTokens whole tokens, in
-	// order and chained (an identity stands for all tokens up to the block's
-	// end). It may be short or nil: blocks without an identity are never shared. What is
-	// past the last whole block of prompt and output is not read. The engine
-	// keeps the slice until the request ends and never writes to it; requests
-	// of a session may share one backing array.
+	// Blocks names the prompt's blocks, and after them those of the output, one
+	// identity for every Config.PrefixBlockTokens whole tokens of the two together,
+	// in order and chained (an identity stands for all tokens up to its block's
+	// end). It may be short or nil: blocks without an identity are never shared.
+	// The block in which the prompt ends is one of the output's: a trace that
+	// names it by the prompt alone (Mooncake's last hash_id) must be cut before
+	// it. What is past the last whole block of prompt and output is not read.
+	// The engine keeps the slice until the request ends and never writes to it;
+	// requests of a session may share one backing array.
 	Blocks []uint64
 }
 

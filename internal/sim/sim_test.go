@@ -100,6 +100,9 @@ func checkInvariants(t testing.TB, in *instance) {
 			held[id]++
 		}
 		count[r.phase]++
+		if r.phase == running && r.owner == nil && !r.prefilling() {
+			require.Equal(t, r.context()-1, r.computed, "all but the last token have their KV")
+		}
 		if r.phase.counts() {
 			ongoing += r.context()
 		}

@@ -105,7 +105,11 @@ func Compare(baseline, values []float64, seed uint64) (Comparison, error) {
 		}
 	}
 	c := Comparison{Pairs: n, Verdict: TooFewPairs}
-	difference, ratio := means(baseline, values, func(i int) int { return i })
+	drawn := make([]int, n)
+	for i := range drawn {
+		drawn[i] = i
+	}
+	difference, ratio := means(baseline, values, drawn)
 	c.Difference = Estimate{difference, difference, difference}
 	if ratio > 0 {
 		c.Ratio = Estimate{ratio, ratio, ratio}
@@ -115,12 +119,11 @@ func Compare(baseline, values []float64, seed uint64) (Comparison, error) {
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
 	differences, ratios := make([]float64, Resamples), make([]float64, Resamples)
-	drawn := make([]int, n)
 	for k := range differences {
 		for i := range drawn {
 			drawn[i] = random.IntN(n)
 		}
-		differences[k], ratios[k] = means(baseline, values, func(i int) int { return drawn[i] })
+		differences[k], ratios[k] = means(baseline, values, drawn)
 	}
 	low, high := levels(n)
 	c.Difference.Low, c.Difference.High = bounds(differences, low, high)
@@ -143,10 +146,9 @@ func Compare(baseline, values []float64, seed uint64) (Comparison, error) {
 // means gives the mean difference and the ratio of the means over the drawn
 // pairs, the ratio -1 where the baseline's mean is not above 0 or the policy's
 // is below.
-func means(baseline, values []float64, draw func(int) int) (difference, ratio float64) {
+func means(baseline, values []float64, drawn []int) (difference, ratio float64) {
 	var of, to float64
-	for i := range values {
-		k := draw(i)
+	for _, k := range drawn {
 		difference += values[k] - baseline[k]
 		of += values[k]
 		to += baseline[k]

@@ -10,7 +10,7 @@ import (
 // found cached if one instance with an infinite cache served the requests one
 // after the other, in order of trace time, each at once.
 type Ceiling struct {
-	// Requests and Sessions that the options keep.
+	// Requests that the options keep, and the Sessions that they are of.
 	Requests, Sessions int64
 	// LeftOut is how many requests MaxContextTokens leaves out.
 	LeftOut int64
@@ -59,7 +59,7 @@ func (w *Workload) ceiling(options Options, held int) (c Ceiling, err error) {
 	for {
 		request, err := f.Next()
 		if errors.Is(err, io.EOF) {
-			c.LeftOut = f.leftOut
+			c.Sessions, c.LeftOut = f.sessions, f.leftOut
 			c.ReusableTokens = min(int64(reusable)*int64(w.blockTokens), c.InputTokens)
 			return c, nil
 		}
@@ -69,9 +69,6 @@ func (w *Workload) ceiling(options Options, held int) (c Ceiling, err error) {
 		c.Requests++
 		c.InputTokens += int64(request.InputTokens)
 		c.OutputTokens += int64(request.OutputTokens)
-		if request.Turn == 0 {
-			c.Sessions++
-		}
 		prompt := request.InputTokens / w.blockTokens
 		for i, block := range request.Blocks {
 			// Hashes are of blocks with all that is before them, so a block that

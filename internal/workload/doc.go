@@ -38,7 +38,7 @@
 // A Feed holds the sessions that are open, not those to come, and builds a
 // prompt when its request is due. The generator, Mooncake and Azure traces are
 // streamed: memory does not depend on their length. The sessions CSV is held
-// as about 60 bytes a request, because each seed sends its sessions in another
+// as about 80 bytes a request, because each seed sends its sessions in another
 // order. A Bailian trace is held whole, because the turns of its sessions lie
 // apart in the file.
 package workload

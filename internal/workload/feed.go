@@ -19,10 +19,12 @@ type Feed struct {
 	// upcoming is the source's next session, nil once it has no more.
 	upcoming *session
 	// cut is the last request kept, where MaxRequests cuts a closed loop.
-	cut     *due
-	sent    int
-	leftOut int64
-	err     error
+	cut *due
+	// sent and sessions count requests and the sessions that they are of,
+	// leftOut the requests that MaxContextTokens leaves out.
+	sent              int
+	sessions, leftOut int64
+	err               error
 }
 
 // openSession is a session of which some turn is still to be sent.
@@ -31,6 +33,7 @@ type openSession struct {
 	// first is the first turn that is kept, end is one past the last.
 	first, end int
 	unsent     int
+	counted    bool
 	// chain is the prompt of turn built.
 	chain []uint64
 	built int
@@ -141,7 +144,7 @@ func (f *Feed) kept(s *session, k int) bool {
 func (f *Feed) admit() {
 	for f.err == nil && f.upcoming != nil {
 		s := f.upcoming
-		if s.base >= f.options.UntilSeconds {
+		if s.base >= f.options.UntilSeconds || f.cut != nil && s.base > f.cut.at+f.options.FromSeconds {
 			f.upcoming = nil
 			return
 		}
@@ -234,6 +237,10 @@ func (f *Feed) take() (due, *openSession, error) {
 	}
 	d, o := f.pop()
 	f.sent++
+	if !o.counted {
+		o.counted = true
+		f.sessions++
+	}
 	if f.options.Pacing == TraceTime {
 		f.release(o, d.turn, 0)
 	}
