@@ -43,14 +43,10 @@ func (q *pricer) linkBandwidth(i, j *Instance) float64 {
 // price is the cost of the request on instance at, term by term. (SPEC section
 // 2.)
 func (q *pricer) price(at int, b *Breakdown) error {
-	i, c := &q.instances[at], &q.policy.Cost
-	cached := q.request.cached(i)
-	uncached := q.request.ContextTokens - cached
-	q.residence(i, float64(q.request.RemainingTokens), b)
-	// (h + new)^2 - h^2, factored: the squares would cancel.
-	positions := float64(float64(uncached) * float64(2*cached+uncached))
-	b.Prefill = float64(uncached)/q.prefillRate(i) + float64(c.PrefillQuadratic*positions)
-	b.Interference = float64(c.InterferenceWeight*float64(i.Requests)) * b.Prefill
+	i := &q.instances[at]
+	b.Contention, b.Queue = q.waits(i)
+	b.Prefill, b.Interference = q.prefill(i)
+	b.Decode = q.decode(i, float64(q.request.RemainingTokens))
 	return q.addLoss(at, b)
 }
 
@@ -65,14 +61,30 @@ func (q *pricer) priceRest(at int, b *Breakdown) error {
 // residence sets the terms of a request with that much left to decode on
 // instance i, prefill and loss aside.
 func (q *pricer) residence(i *Instance, remaining float64, b *Breakdown) {
+	b.Contention, b.Queue = q.waits(i)
+	b.Decode = q.decode(i, remaining)
+}
+
+func (q *pricer) waits(i *Instance) (contention, queue float64) {
+	return float64(i.Requests) * q.policy.Cost.DecodeIterationSeconds,
+		float64(i.PendingPrefillTokens)/q.prefillRate(i) + i.WaitSeconds
+}
+
+func (q *pricer) prefill(i *Instance) (prefill, interference float64) {
 	c := &q.policy.Cost
-	*b = Breakdown{
-		Contention: float64(i.Requests) * c.DecodeIterationSeconds,
-		Queue:      float64(i.PendingPrefillTokens)/q.prefillRate(i) + i.WaitSeconds,
+	cached := q.request.cached(i)
+	uncached := q.request.ContextTokens - cached
+	// (h + new)^2 - h^2, factored: the squares would cancel.
+	positions := float64(uncached) * float64(2*cached+uncached)
+	prefill = float64(uncached)/q.prefillRate(i) + float64(c.PrefillQuadratic*float64(positions))
+	return prefill, float64(c.InterferenceWeight*float64(i.Requests)) * prefill
+}
+
+func (q *pricer) decode(i *Instance, remaining float64) float64 {
+	if q.policy.Cost.CountDecode && remaining > 0 {
+		return remaining / q.decodeRate(i)
 	}
-	if c.CountDecode && remaining > 0 {
-		b.Decode = remaining / q.decodeRate(i)
-	}
+	return 0
 }
 
 // addLoss adds the loss over the whole of the request's stay.
@@ -136,7 +148,14 @@ func (q *pricer) score(at int) (float64, error) {
 	case ScoreLeastLoaded:
 		return float64(i.Requests), nil
 	}
-	var b Breakdown
-	err := q.price(at, &b)
-	return b.Total(), err
+	if q.hasHazard(i) {
+		var b Breakdown
+		err := q.price(at, &b)
+		return b.Total(), err
+	}
+	// The same without a breakdown in memory, which is most of the cost of a
+	// decision.
+	contention, queue := q.waits(i)
+	prefill, interference := q.prefill(i)
+	return total(contention, queue, prefill, interference, q.decode(i, float64(q.request.RemainingTokens)), 0), nil
 }

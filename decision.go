@@ -172,7 +172,12 @@ type Breakdown struct {
 
 // Total is the cost: the sum of the terms.
 func (b Breakdown) Total() float64 {
-	return b.Contention + b.Queue + b.Prefill + b.Interference + b.Decode + b.Loss
+	return total(b.Contention, b.Queue, b.Prefill, b.Interference, b.Decode, b.Loss)
+}
+
+// total adds the terms in the one order in which scores are compared.
+func total(contention, queue, prefill, interference, decode, loss float64) float64 {
+	return contention + queue + prefill + interference + decode + loss
 }
 
 // time is T of SPEC section 5: how long the request would be there.

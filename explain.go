@@ -50,7 +50,11 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 	if err != nil {
 		return dst, err
 	}
+	var l local
 	separation := q.policy.Separation.Enabled && q.request.RunningOn == "" && c.tier != 0
+	if separation {
+		l = q.local(c.target.at)
+	}
 	for at := range q.instances {
 		i := &q.instances[at]
 		e := Candidate{Instance: i.ID, Tier: q.tier(i)}
@@ -65,7 +69,7 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 		s := q.stand(at, e.Score)
 		e.Reason = q.passedOver(&c, e.Tier, &s)
 		if separation && at != c.target.at {
-			e.Separation = q.sourceFor(c.target.at, at)
+			e.Separation = q.sourceFor(&l, at)
 		}
 		dst = append(dst, e)
 	}
@@ -91,18 +95,22 @@ func (q *pricer) passedOver(c *choice, tier Tier, s *standing) Reason {
 	return lostBy(&c.target, s)
 }
 
-// sourceFor is one instance's part in the PD-separation funnel.
-func (q *pricer) sourceFor(chosen, source int) Separation {
-	at := &q.instances[chosen]
-	v := Separation{NewLocal: q.request.uncached(at), Reason: q.chosenGates(chosen)}
-	reason, cost := q.judgeSource(chosen, source)
-	if v.Reason == 0 || reason < NewLocalBelowThreshold || reason > Triggered {
-		v.Reason = reason
-	}
-	if cost > 0 || reason == Triggered || reason == CostBenefitNotEnoughMargin {
+// sourceFor is one instance's part in the PD-separation funnel: why it cannot
+// be a source at all, else the first gate at which chosen or source fails.
+func (q *pricer) sourceFor(l *local, source int) Separation {
+	v := Separation{NewLocal: l.uncached}
+	reason, cost := q.judgeSource(l, source)
+	v.Reason = reason
+	if reason == CostBenefitNotEnoughMargin || reason == Triggered {
 		v.Source, v.NewSource = q.instances[source].ID, q.request.uncached(&q.instances[source])
-		v.CostLocal = q.policy.Separation.InterferenceSeconds(v.NewLocal, at.ActiveDecodes)
-		v.CostMigrate = cost
+		v.CostLocal, v.CostMigrate = l.cost, cost
+	}
+	switch reason {
+	case InstanceUnavailable, MetricsStale, NoRoomNow:
+	default:
+		if gate := q.chosenGates(l); gate != 0 {
+			v.Reason = gate
+		}
 	}
 	return v
 }

@@ -64,11 +64,14 @@ func (q *pricer) inspect() error {
 		if i.Unavailable {
 			continue
 		}
-		if err := q.checkRates(i, at, used); err != nil {
-			return err
+		rate := q.prefillRate(i)
+		if used != (rateUse{}) || !usableRate(rate) {
+			if err := q.checkRates(i, at, used); err != nil {
+				return err
+			}
 		}
 		f.available++
-		if rate := q.prefillRate(i); rate > f.fastestRate {
+		if rate > f.fastestRate {
 			f.fastest, f.fastestRate, f.runnerUpRate = at, rate, f.fastestRate
 		} else if rate > f.runnerUpRate {
 			f.runnerUpRate = rate

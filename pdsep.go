@@ -22,14 +22,33 @@ func (g *SeparationGates) validate() error {
 // it: n / rate * (1 + alpha * (activeDecodes - 1)), the first decode being in
 // the rate. (SPEC section 4, after the elastic-migration-v2 report.)
 func (g SeparationGates) InterferenceSeconds(n, activeDecodes int64) float64 {
+	return g.interference(n, activeDecodes)
+}
+
+func (g *SeparationGates) interference(n, activeDecodes int64) float64 {
 	others := float64(max(0, activeDecodes-1))
 	return float64(n) / g.InterferenceRate * (1 + float64(g.InterferenceAlpha*others))
 }
 
+// local is the prefill where it was chosen to be, against which sources are
+// judged.
+type local struct {
+	chosen           int
+	cached, uncached int64
+	cost             float64
+}
+
+func (q *pricer) local(chosen int) local {
+	i := &q.instances[chosen]
+	l := local{chosen: chosen, cached: q.request.cached(i), uncached: q.request.uncached(i)}
+	l.cost = q.policy.Separation.interference(l.uncached, i.ActiveDecodes)
+	return l
+}
+
 // separate runs the gate funnel for the chosen instance.
 func (q *pricer) separate(chosen int) Separation {
-	at := &q.instances[chosen]
-	v := Separation{NewLocal: q.request.uncached(at), Reason: q.chosenGates(chosen)}
+	l := q.local(chosen)
+	v := Separation{NewLocal: l.uncached, Reason: q.chosenGates(&l)}
 	if v.Reason != 0 {
 		return v
 	}
@@ -37,11 +56,11 @@ func (q *pricer) separate(chosen int) Separation {
 	o := q.newOrder()
 	best := standing{at: -1}
 	for source := range q.instances {
-		reason, cost := q.judgeSource(chosen, source)
+		reason, cost := q.judgeSource(&l, source)
 		if reason == SourceNotMeaningfullyMoreCache && best.at < 0 {
 			v.Reason = reason
 		}
-		if reason != CostBenefitNotEnoughMargin && reason != Triggered {
+		if reason != CostBenefitNotEnoughMargin && reason != Triggered || best.at >= 0 && cost > best.score {
 			continue
 		}
 		if s := q.stand(source, cost); best.at < 0 || o.before(&s, &best) {
@@ -50,19 +69,18 @@ func (q *pricer) separate(chosen int) Separation {
 	}
 	if best.at >= 0 {
 		v.Source, v.NewSource = q.instances[best.at].ID, best.uncached
-		v.CostLocal = q.policy.Separation.InterferenceSeconds(v.NewLocal, at.ActiveDecodes)
-		v.CostMigrate = best.score
+		v.CostLocal, v.CostMigrate = l.cost, best.score
 	}
 	return v
 }
 
 // chosenGates are gates 1 and 2, 0 where the chosen instance passes both.
-func (q *pricer) chosenGates(chosen int) Reason {
-	g, i := &q.policy.Separation, &q.instances[chosen]
+func (q *pricer) chosenGates(l *local) Reason {
+	g := &q.policy.Separation
 	switch {
-	case q.request.uncached(i) < g.MinNewTokens:
+	case l.uncached < g.MinNewTokens:
 		return NewLocalBelowThreshold
-	case i.ActiveDecodes < g.MinActiveDecodes:
+	case q.instances[l.chosen].ActiveDecodes < g.MinActiveDecodes:
 		return ChosenNoActiveDecode
 	}
 	return 0
@@ -71,11 +89,11 @@ func (q *pricer) chosenGates(chosen int) Reason {
 // judgeSource judges one instance as a source for the chosen one: why it is
 // none, the gate of 3 to 5 at which it fails, or Triggered. The cost is set
 // from gate 5 on.
-func (q *pricer) judgeSource(chosen, source int) (Reason, float64) {
-	g, at, from := &q.policy.Separation, &q.instances[chosen], &q.instances[source]
+func (q *pricer) judgeSource(l *local, source int) (Reason, float64) {
+	g, from := &q.policy.Separation, &q.instances[source]
 	cached, uncached := q.request.cached(from), q.request.uncached(from)
 	switch {
-	case source == chosen:
+	case source == l.chosen:
 		return Taken, 0
 	case from.Unavailable:
 		return InstanceUnavailable, 0
@@ -85,13 +103,12 @@ func (q *pricer) judgeSource(chosen, source int) (Reason, float64) {
 		return NoRoomNow, 0
 	case cached < g.MinSourceCacheTokens:
 		return SourceCacheBelowThreshold, 0
-	case cached-q.request.cached(at) < g.MinExtraCacheTokens:
+	case cached-l.cached < g.MinExtraCacheTokens:
 		return SourceNotMeaningfullyMoreCache, 0
 	}
-	missing := q.request.uncached(at)
-	cost := q.policy.Transfer.TransferSeconds(missing, q.linkBandwidth(from, at)) +
-		g.InterferenceSeconds(uncached, from.ActiveDecodes)
-	if cost < g.InterferenceSeconds(missing, at.ActiveDecodes)-g.MarginSeconds {
+	cost := q.policy.Transfer.transferSeconds(l.uncached, q.linkBandwidth(from, &q.instances[l.chosen])) +
+		g.interference(uncached, from.ActiveDecodes)
+	if cost < l.cost-g.MarginSeconds {
 		return Triggered, cost
 	}
 	return CostBenefitNotEnoughMargin, cost

@@ -56,6 +56,10 @@ func LatentKVBytesPerToken(layers, latentDim, ropeDim, bytesPerElement int) floa
 // bytes/s takes: overhead + n * bytes per token / bandwidth. Between two
 // instances the bandwidth is the lesser of theirs.
 func (m TransferModel) TransferSeconds(n int64, bandwidth float64) float64 {
+	return m.transferSeconds(n, bandwidth)
+}
+
+func (m *TransferModel) transferSeconds(n int64, bandwidth float64) float64 {
 	return m.OverheadSeconds + float64(n)*m.KVBytesPerToken/bandwidth
 }
 
