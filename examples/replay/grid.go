@@ -51,11 +51,25 @@ func replayAll(ctx context.Context, o *options, stderr io.Writer) (*grid, error)
 	group, groupContext := errgroup.WithContext(ctx)
 	group.SetLimit(o.parallel)
 	for seed := range g.ceilings {
-		group.Go(func() (err error) {
-			if err = groupContext.Err(); err == nil {
-				g.ceilings[seed], err = o.workload.Ceiling(g.source(setting{workload.TraceTime, 1}, seed))
+		group.Go(func() error {
+			if err := groupContext.Err(); err != nil {
+				return err
 			}
-			return err
+			// A pass over a long trace cannot be stopped, only left behind.
+			found := make(chan error, 1)
+			var ceiling workload.Ceiling
+			go func() {
+				var err error
+				ceiling, err = o.workload.Ceiling(g.source(setting{workload.TraceTime, 1}, seed))
+				found <- err
+			}()
+			select {
+			case <-groupContext.Done():
+				return groupContext.Err()
+			case err := <-found:
+				g.ceilings[seed] = ceiling
+				return err
+			}
 		})
 	}
 	if err := group.Wait(); err != nil {

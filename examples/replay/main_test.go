@@ -248,7 +248,7 @@ func TestInterruptedRunsLeaveNoFile(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer time.AfterFunc(100*time.Millisecond, cancel).Stop()
 	var out, errs bytes.Buffer
-	status := run(ctx, []string{"-sessions", "100000", "-seeds", "1000",
+	status := run(ctx, []string{"-sessions", "100000", "-seeds", "100",
 		"-report", filepath.Join(dir, "out.html"), "-csv", filepath.Join(dir, "out.csv"), "-pictures", filepath.Join(dir, "pictures")}, &out, &errs)
 	assert.Equal(t, statusInterrupted, status)
 	assert.Contains(t, errs.String(), "interrupted")
