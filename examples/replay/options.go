@@ -99,7 +99,7 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 	policies := flags.String("policies", "", "comma-separated `LIST` of policies; absent: every preset but those that count on failures")
 	baseline := flags.String("baseline", "", "the `POLICY` of the list that others are compared with; absent: the first")
 	pacings := flags.String("pacing", "closed", "`LIST` of closed (a turn waits for its predecessor's end and its own gap) and trace (by trace time)")
-	loads := flags.String("loads", "1,0.5,0.75,1.25", "comma-separated offered loads `F,...` relative to the trace's; the first is what the tables are about, the others show in the sweep")
+	loads := flags.String("loads", "", "comma-separated offered loads `F,...` relative to the trace's; the first is what the tables are about, the others show in the sweep; absent: 1 for a trace, 1,0.5,0.75,1.25 for the generated workload")
 	flags.Float64Var(&o.scale, "scale", 1, "stretch the trace's times by this factor before -loads: 2 sends at half the speed")
 	flags.IntVar(&o.instances, "instances", 8, "`N` instances")
 	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds 1 to K")
@@ -190,6 +190,12 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 			return nil, fmt.Errorf("-pacing is %q, must be a list of closed and trace", *pacings)
 		}
 		o.pacings = append(o.pacings, p)
+	}
+	if *loads == "" {
+		*loads = "1,0.5,0.75,1.25"
+		if *traceFile != "" {
+			*loads = "1"
+		}
 	}
 	for _, word := range strings.Split(*loads, ",") {
 		f, err := strconv.ParseFloat(word, 64)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kvpolicy/kvpolicy/internal/replay"
 	"github.com/kvpolicy/kvpolicy/internal/stats"
 )
 
@@ -196,6 +197,11 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 		}
 		t.Rows = append(t.Rows, cells)
 	}
+	last := []string{"actual TTFT over cost_migrate of the triggered, median"}
+	for _, p := range separating {
+		last = append(last, plain(p.merged(func(r *replay.Result) *stats.Sketch { return &r.SeparatedRatio }).Quantile(0.5)))
+	}
+	t.Rows = append(t.Rows, last)
 	return t
 }
 

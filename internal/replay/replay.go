@@ -165,8 +165,13 @@ func (r *runner) expect() {
 	}
 }
 
-// send dispatches what is due.
+// send dispatches what is due. A call for a time at which nothing is due any
+// more, because an earlier one was asked for since, does nothing: it must not
+// ask for another, or such calls would never become fewer.
 func (r *runner) send() {
+	if r.cluster.Now() < r.wake {
+		return
+	}
 	r.wake = math.Inf(1)
 	for r.err == nil {
 		at, ok := r.feed.Peek()

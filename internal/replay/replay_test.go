@@ -114,6 +114,7 @@ func TestEveryRequestIsServedAndTheBooksClose(t *testing.T) {
 			assert.Equal(t, r.Requests, judged)
 		} else {
 			assert.Zero(t, judged)
+			assert.Zero(t, r.SeparatedRatio.Count())
 		}
 		for _, m := range Metrics() {
 			v, ok := m.Of(r, ceiling)
@@ -293,6 +294,32 @@ func TestCancelledRunsStop(t *testing.T) {
 	r, err := Run(ctx, config)
 	assert.ErrorIs(t, err, context.Canceled)
 	assert.Nil(t, r)
+}
+
+// What a request costs, and what is held, must not grow with the workload: a
+// wake-up that is out of date must not ask for another.
+func TestWorkAndMemoryStayInProportion(t *testing.T) {
+	perRequest := func(sessions int) float64 {
+		r, err := newRunner(Config{
+			Workload: agentic(t, sessions), Options: workload.Options{Pacing: workload.ClosedLoop, Seed: 1, LoadFactor: 0.3},
+			Policy: kvpolicy.Unified(), Instances: fleet(2, 419_000), View: View{Truth: true}, Objectives: Objectives{5, 0.1},
+		})
+		require.NoError(t, err)
+		events := 0
+		for !r.done && r.cluster.Step() {
+			events++
+		}
+		result, err := r.finished()
+		require.NoError(t, err)
+		assert.Empty(t, r.inFlight)
+		for _, x := range r.index {
+			assert.LessOrEqual(t, len(x.blocks.at), 419_000/r.blockTokens)
+			assert.LessOrEqual(t, len(x.blocks.nodes), 419_000/r.blockTokens+1)
+		}
+		assert.LessOrEqual(t, len(r.homes.at), rememberedSessions)
+		return float64(events) / float64(result.Requests)
+	}
+	assert.Less(t, perRequest(600), 1.5*perRequest(40))
 }
 
 func TestErrorsNameTheField(t *testing.T) {

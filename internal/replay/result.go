@@ -65,6 +65,9 @@ type Result struct {
 	// PredictionRatio is the distribution of the actual over the predicted time
 	// to the first token; a prediction counts as 1 ms at least.
 	PredictionRatio stats.Sketch
+	// SeparatedRatio is the same of the requests whose prefill was done
+	// elsewhere.
+	SeparatedRatio stats.Sketch
 	// Predictions is a uniform sample of at most 300 requests.
 	Predictions []Prediction
 }
@@ -87,6 +90,11 @@ func (r *Result) add(record *sim.Record, f *dispatched, o Objectives, random *ra
 		{&r.PredictionRatio, ttft / max(f.predictedTTFT, leastPrediction)},
 	} {
 		if err := value.to.Add(value.seconds); err != nil {
+			return err
+		}
+	}
+	if f.source != sim.NoInstance {
+		if err := r.SeparatedRatio.Add(ttft / max(f.predictedTTFT, leastPrediction)); err != nil {
 			return err
 		}
 	}
