@@ -30,9 +30,7 @@ type summary struct {
 	Meanings   map[string]string `json:"metrics"`
 	Settings   []settingSummary  `json:"settings"`
 	metrics    []replay.Metric   // in order
-	index      map[string]int    // of a metric by name
 	rows       []row             // in order
-	grid       *grid             // for pictures
 	options    *options          // for files
 }
 
