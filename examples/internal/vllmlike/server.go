@@ -101,6 +101,7 @@ type Server struct {
 	random  *rand.Rand
 	faults  Faults
 	seen    []*Seen
+	scrapes int
 	process *process // nil while it is dead
 }
 
@@ -203,6 +204,13 @@ func (s *Server) Seen() []Seen {
 		all[at] = *seen
 	}
 	return all
+}
+
+// Scrapes is how often /metrics was asked for.
+func (s *Server) Scrapes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scrapes
 }
 
 // Busy is the number of requests that the server has, queued or running.
