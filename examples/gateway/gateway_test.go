@@ -391,6 +391,7 @@ func TestRefusals(t *testing.T) {
 		return c.router.Tracker().Snapshot(trackRequest("probe"), time.Now(), nil).Instances[0].KVCapacityTokens == 128
 	})
 	for n := 0; len(c.servers[0].Seen()) == 0 || len(c.servers[1].Seen()) == 0; n++ {
+		require.Less(t, n, 1000)
 		require.Equal(t, http.StatusOK, c.post("/v1/completions", fmt.Sprintf(`{"prompt":"p%d"}`, n)).status)
 	}
 	for _, s := range c.servers { // a scrape begins once the last is taken in

@@ -171,7 +171,12 @@ func (s *Server) Revive() error {
 	if s.process != nil {
 		return nil
 	}
+	// Some connection may have the port meanwhile, though hardly for long.
 	listener, err := net.Listen("tcp", s.address)
+	for tries := 0; err != nil && tries < 100; tries++ {
+		time.Sleep(20 * time.Millisecond)
+		listener, err = net.Listen("tcp", s.address)
+	}
 	if err != nil {
 		return fmt.Errorf("vllmlike: %w", err)
 	}
