@@ -8,14 +8,12 @@ type pricer struct {
 	fleet     fleet
 }
 
-// newPricer validates policy and snapshot.
-func newPricer(p *Policy, s *Snapshot) (pricer, error) {
-	if err := p.validate(); err != nil {
-		return pricer{}, err
+// prepare validates policy and snapshot, and surveys the fleet.
+func (q *pricer) prepare() error {
+	if err := q.policy.validate(); err != nil {
+		return err
 	}
-	q := pricer{policy: p, request: &s.Request, instances: s.Instances}
-	err := q.inspect()
-	return q, err
+	return q.inspect()
 }
 
 // effective is a rate of an instance, or the policy's where it gives none.

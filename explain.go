@@ -48,8 +48,8 @@ func (p Policy) Explain(dst []Candidate, s Snapshot) ([]Candidate, error) {
 }
 
 func (p *Policy) explain(dst []Candidate, s *Snapshot) ([]Candidate, error) {
-	q, err := newPricer(p, s)
-	if err != nil {
+	q := pricer{policy: p, request: &s.Request, instances: s.Instances}
+	if err := q.prepare(); err != nil {
 		return nil, err
 	}
 	if s.Request.RunningOn == "" {
@@ -62,8 +62,8 @@ func (p *Policy) explain(dst []Candidate, s *Snapshot) ([]Candidate, error) {
 }
 
 func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, error) {
-	c, err := q.choose(home)
-	if err != nil {
+	var c choice
+	if err := q.choose(home, &c); err != nil {
 		return nil, err
 	}
 	var l local
@@ -76,7 +76,8 @@ func (q *pricer) explainPlacement(dst []Candidate, home string) ([]Candidate, er
 		i := &q.instances[at]
 		e := Candidate{Instance: i.ID, Tier: q.tier(i)}
 		if e.Tier != Down {
-			if err = q.price(at, &e.Cost); err == nil {
+			err := q.price(at, &e.Cost)
+			if err == nil {
 				e.Score, err = q.score(at)
 			}
 			if err != nil {
@@ -105,8 +106,9 @@ func (q *pricer) rank(all []Candidate, c *choice) {
 			candidates = append(candidates, q.stand(at, all[at].Score))
 		}
 	}
+	o := q.newOrder()
 	slices.SortFunc(candidates, func(a, b standing) int {
-		if c.order.before(&a, &b) {
+		if o.before(&a, &b) {
 			return -1
 		}
 		return 1
@@ -157,8 +159,8 @@ func (q *pricer) sourceFor(l *local, source int) Separation {
 }
 
 func (q *pricer) explainMigration(dst []Candidate, at int) ([]Candidate, error) {
-	decision, err := q.stayOrMigrate(at)
-	if err != nil {
+	var decision Decision
+	if err := q.stayOrMigrate(at, &decision); err != nil {
 		return nil, err
 	}
 	guard := q.migrationGuards(at)
@@ -175,6 +177,7 @@ func (q *pricer) explainMigration(dst []Candidate, at int) ([]Candidate, error) 
 			}
 		}
 		if guard == 0 {
+			var err error
 			if e.Move, e.Reason, err = q.judgeDestination(at, &stay, to); err != nil {
 				return nil, err
 			}

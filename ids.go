@@ -7,7 +7,7 @@ import "math/bits"
 // fleet does not pay for clearing a large table. No table is more than three
 // quarters full.
 const (
-	smallFleet  = 128
+	smallFleet  = 64
 	mediumFleet = 2048
 	largeFleet  = 12288
 )

@@ -28,40 +28,38 @@ func (m *MigrationRule) slowdown() float64 {
 
 // stayOrMigrate decides on a request that runs on instance at. (SPEC section
 // 6.3.)
-func (q *pricer) stayOrMigrate(at int) (Decision, error) {
-	d := Decision{Action: Stay, Target: q.instances[at].ID}
+func (q *pricer) stayOrMigrate(at int, d *Decision) error {
+	d.Action, d.Target = Stay, q.instances[at].ID
 	if d.Reason = q.migrationGuards(at); d.Reason != 0 {
-		return d, nil
+		return nil
 	}
 	var stay Breakdown
 	if err := q.priceRest(at, &stay); err != nil {
-		return Decision{}, err
+		return err
 	}
 	o := q.newOrder()
-	var best, taken Move
-	bestStanding, takenStanding := standing{at: -1}, standing{at: -1}
+	best, taken := standing{at: -1}, standing{at: -1}
 	d.Reason = NoDestination
 	for to := range q.instances {
 		move, reason, err := q.judgeDestination(at, &stay, to)
 		if err != nil {
-			return Decision{}, err
+			return err
 		}
 		if move.Target == "" {
 			continue
 		}
 		s := q.stand(to, -move.gain())
-		if bestStanding.at < 0 || o.before(&s, &bestStanding) {
-			bestStanding, best, d.Reason = s, move, reason
+		if best.at < 0 || o.before(&s, &best) {
+			best, d.Candidate, d.Reason = s, move, reason
 		}
-		if reason == RiskRemoved && (takenStanding.at < 0 || o.before(&s, &takenStanding)) {
-			takenStanding, taken = s, move
+		if reason == RiskRemoved && (taken.at < 0 || o.before(&s, &taken)) {
+			taken, d.Move = s, move
 		}
 	}
-	if takenStanding.at >= 0 {
-		return Decision{Action: Migrate, Target: taken.Target, Reason: RiskRemoved, Move: taken}, nil
+	if taken.at >= 0 {
+		d.Action, d.Target, d.Reason, d.Candidate = Migrate, d.Move.Target, RiskRemoved, Move{}
 	}
-	d.Candidate = best
-	return d, nil
+	return nil
 }
 
 // gain is what destinations are ordered by, greater is better: what the move

@@ -39,24 +39,23 @@ func (q *pricer) candidate(i *Instance, class int, tier Tier) bool {
 
 // choice is what one pass over the candidates finds.
 type choice struct {
-	order    order
 	tier     Tier // of the candidates
 	best     standing
 	runnerUp standing // the second best; at is -1 where there is none
 	home     standing // the affinity instance; at is -1 where it is no candidate
 	ongoing  mean     // of the candidates' ongoing tokens
-	target   standing
+	target   standing // best or home
 	reason   Reason
 }
 
 // choose chooses among the candidates. home is the id of the affinity
 // instance, empty for none. Where there is no candidate the choice has no tier
 // and the reason to reject.
-func (q *pricer) choose(home string) (choice, error) {
-	c := choice{order: q.newOrder()}
+func (q *pricer) choose(home string, c *choice) error {
+	o := q.newOrder()
 	c.best.at, c.runnerUp.at, c.home.at = -1, -1, -1
 	if c.tier, c.reason = q.candidateTier(); c.tier == 0 {
-		return c, nil
+		return nil
 	}
 	class := q.fleet.considered()
 	all := q.fleet.roomNow[class] == len(q.instances)
@@ -67,7 +66,7 @@ func (q *pricer) choose(home string) (choice, error) {
 		}
 		score, err := q.score(at)
 		if err != nil {
-			return c, err
+			return err
 		}
 		c.ongoing.add(i.OngoingTokens)
 		if home != "" && i.ID == home {
@@ -77,9 +76,9 @@ func (q *pricer) choose(home string) (choice, error) {
 			continue
 		}
 		s := q.stand(at, score)
-		if c.best.at < 0 || c.order.before(&s, &c.best) {
+		if c.best.at < 0 || o.before(&s, &c.best) {
 			c.best, c.runnerUp = s, c.best
-		} else if c.runnerUp.at < 0 || c.order.before(&s, &c.runnerUp) {
+		} else if c.runnerUp.at < 0 || o.before(&s, &c.runnerUp) {
 			c.runnerUp = s
 		}
 	}
@@ -91,14 +90,11 @@ func (q *pricer) choose(home string) (choice, error) {
 		c.reason = AffinityUnavailable
 	default:
 		c.reason = q.policy.Affinity.Judge(c.home.ongoing, c.ongoing.value(), c.home.score, c.best.score)
-		if c.reason == AffinityKept {
-			c.target = c.home
+		if c.reason == AffinityKept && c.home.at != c.best.at {
+			c.target, c.runnerUp = c.home, c.best
 		}
 	}
-	if c.target.at != c.best.at {
-		c.runnerUp = c.best
-	}
-	return c, nil
+	return nil
 }
 
 // home is the id of the affinity instance that the policy minds, empty for none.
@@ -110,55 +106,52 @@ func (q *pricer) home() string {
 }
 
 // place decides on a new request.
-func (q *pricer) place() (Decision, error) {
-	c, err := q.choose(q.home())
-	if err != nil {
-		return Decision{}, err
+func (q *pricer) place(d *Decision) error {
+	var c choice
+	if err := q.choose(q.home(), &c); err != nil {
+		return err
 	}
-	d, err := q.placed(&c, Place)
-	if err != nil || d.Action == Reject || !q.policy.Separation.Enabled {
-		return d, err
+	if err := q.take(&c, Place, d); err != nil {
+		return err
 	}
-	d.Separation = q.separate(c.target.at)
-	if d.Separation.Reason == Triggered {
-		d.Action, d.PrefillOn = PrefillRemote, d.Separation.Source
+	if d.Action == Place && q.policy.Separation.Enabled {
+		d.Separation = q.separate(c.target.at)
+		if d.Separation.Reason == Triggered {
+			d.Action, d.PrefillOn = PrefillRemote, d.Separation.Source
+		}
 	}
-	return d, nil
+	return nil
 }
 
 // recover places a running request anew whose instance is lost. Its KV is
 // lost too, so that neither affinity nor separation has anything to keep.
-func (q *pricer) recover() (Decision, error) {
-	c, err := q.choose("")
-	if err != nil {
-		return Decision{}, err
+func (q *pricer) recover(d *Decision) error {
+	var c choice
+	if err := q.choose("", &c); err != nil {
+		return err
 	}
-	d, err := q.placed(&c, Recover)
-	if err == nil && d.Action == Recover {
+	if err := q.take(&c, Recover, d); err != nil {
+		return err
+	}
+	if d.Action == Recover {
 		d.Reason, d.Move.Method = SourceLost, Recompute
 	}
-	return d, err
+	return nil
 }
 
-// placed is the decision that a choice comes to.
-func (q *pricer) placed(c *choice, action Action) (Decision, error) {
-	if c.tier == 0 {
-		return Decision{Action: Reject, Reason: c.reason}, nil
+// take makes a choice the decision.
+func (q *pricer) take(c *choice, action Action, d *Decision) error {
+	if d.Reason = c.reason; c.tier == 0 {
+		d.Action = Reject
+		return nil
 	}
-	d := Decision{
-		Action:        action,
-		Target:        q.instances[c.target.at].ID,
-		Reason:        c.reason,
-		Overcommitted: c.tier == FitsEmpty,
-		Degraded:      !q.fleet.fresh,
-		Score:         c.target.score,
-	}
-	if err := q.price(c.target.at, &d.Cost); err != nil {
-		return Decision{}, err
-	}
+	d.Action = action
+	d.Target = q.instances[c.target.at].ID
+	d.Overcommitted, d.Degraded = c.tier == FitsEmpty, !q.fleet.fresh
+	d.Score = c.target.score
 	if c.runnerUp.at >= 0 {
 		d.RunnerUp = q.instances[c.runnerUp.at].ID
 		d.Margin = c.runnerUp.score - c.target.score
 	}
-	return d, nil
+	return q.price(c.target.at, &d.Cost)
 }

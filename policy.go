@@ -166,18 +166,27 @@ func Decide(s Snapshot) (Decision, error) { return Unified().Decide(s) }
 //
 // A policy or snapshot that breaks a bound is a *FieldError, and the Decision
 // is then zero. No available or feasible instance is no error but a Reject.
-func (p Policy) Decide(s Snapshot) (Decision, error) {
-	q, err := newPricer(&p, &s)
-	if err != nil {
+func (p Policy) Decide(s Snapshot) (d Decision, err error) {
+	// A Decision and what leads to it are large: they are filled in place, since
+	// copying them would take longer than deciding on a small fleet.
+	if err = p.decide(&s, &d); err != nil {
 		return Decision{}, err
 	}
+	return d, nil
+}
+
+func (p *Policy) decide(s *Snapshot, d *Decision) error {
+	q := pricer{policy: p, request: &s.Request, instances: s.Instances}
+	if err := q.prepare(); err != nil {
+		return err
+	}
 	if s.Request.RunningOn == "" {
-		return q.place()
+		return q.place(d)
 	}
 	if source := s.find(s.Request.RunningOn); source >= 0 && !s.Instances[source].Unavailable {
-		return q.stayOrMigrate(source)
+		return q.stayOrMigrate(source, d)
 	}
-	return q.recover()
+	return q.recover(d)
 }
 
 // Validate checks the policy alone. Decide does the same first; call it where
