@@ -186,7 +186,8 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 	for _, p := range separating {
 		t.Head = append(t.Head, p.Name)
 	}
-	for _, word := range funnelReasons() {
+	for _, gate := range gates() {
+		word := gate.String()
 		cells := []string{word}
 		for _, p := range separating {
 			var all int64
