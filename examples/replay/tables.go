@@ -200,7 +200,11 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 	}
 	last := []string{"actual TTFT over cost_migrate of the triggered, median"}
 	for _, p := range separating {
-		last = append(last, plain(p.merged(func(r *replay.Result) *stats.Sketch { return &r.SeparatedRatio }).Quantile(0.5)))
+		ratio := math.NaN()
+		if moved := p.merged(func(r *replay.Result) *stats.Sketch { return &r.SeparatedRatio }); moved.Count() > 0 {
+			ratio = moved.Quantile(0.5)
+		}
+		last = append(last, plain(ratio))
 	}
 	t.Rows = append(t.Rows, last)
 	return t
