@@ -157,6 +157,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	var discover router.Discovery
 	if s.standIns > 0 {
+		if err := s.shared.WithoutInstances(); err != nil {
+			return err
+		}
 		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/kvpolicy/kvpolicy"
@@ -64,6 +65,8 @@ func broken(request *http.Request, last, err error) (*http.Response, error) {
 		return nil, err
 	}
 	status.response.Request = request
+	status.response.ContentLength = int64(len(status.body)) // it may have been longer
+	status.response.Header.Set("Content-Length", strconv.Itoa(len(status.body)))
 	status.response.Body = io.NopCloser(bytes.NewReader(status.body))
 	return status.response, nil
 }

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,7 +37,6 @@ type gateway struct {
 	router   *router.Router
 	registry *prometheus.Registry
 	proxy    *httputil.ReverseProxy
-	stopping atomic.Bool
 }
 
 func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gateway {
@@ -143,16 +141,13 @@ func writeError(w http.ResponseWriter, status int, kind, message string) {
 }
 
 // health is for whoever sends requests here: none should come while no instance
-// is ready, or the gateway is about to stop.
+// is ready.
 func (g *gateway) health(w http.ResponseWriter, _ *http.Request) {
-	switch {
-	case g.stopping.Load():
-		writeError(w, http.StatusServiceUnavailable, "server_error", "stopping")
-	case len(g.router.Instances()) == 0:
+	if len(g.router.Instances()) == 0 {
 		writeError(w, http.StatusServiceUnavailable, "server_error", "no instance is ready")
-	default:
-		_, _ = io.WriteString(w, "ok\n")
+		return
 	}
+	_, _ = io.WriteString(w, "ok\n")
 }
 
 // modelsTimeout bounds the question which models an instance has.

@@ -390,8 +390,13 @@ func TestRefusals(t *testing.T) {
 	c.eventually("the capacity is known", func() bool {
 		return c.router.Tracker().Snapshot(trackRequest("probe"), time.Now(), nil).Instances[0].KVCapacityTokens == 128
 	})
-	for n := range 8 {
+	for n := 0; len(c.servers[0].Seen()) == 0 || len(c.servers[1].Seen()) == 0; n++ {
+		require.Less(t, n, 1000)
 		require.Equal(t, http.StatusOK, c.post("/v1/completions", fmt.Sprintf(`{"prompt":"p%d"}`, n)).status)
+	}
+	for _, s := range c.servers { // a scrape begins once the last is taken in
+		before := s.Scrapes()
+		c.eventually("it is known that the server has counted", func() bool { return s.Scrapes() >= before+3 })
 	}
 	r := c.post("/v1/completions", fmt.Sprintf(`{"prompt":%q}`, strings.Repeat("abcd", 500)))
 	require.Equal(t, http.StatusTooManyRequests, r.status, r.body)

@@ -95,6 +95,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if s.demo || s.standIns > 0 {
+		if err := s.shared.WithoutInstances(); err != nil {
+			return err
+		}
+	}
 	if s.demo {
 		return demo(ctx, s, stdout, stderr)
 	}
@@ -175,7 +180,6 @@ func serve(ctx context.Context, listener net.Listener, config router.Config, dis
 	case <-ctx.Done():
 	case err = <-ended:
 	}
-	g.stopping.Store(true)
 	config.Logger.Info("stopping")
 	draining, over := context.WithTimeout(context.Background(), s.drain)
 	defer over()

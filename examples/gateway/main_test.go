@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -61,6 +62,8 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 		{"-tokenize-timeout", append([]string{"-tokenize-timeout", "0s"}, fine...)},
 		{"-block-tokens", append([]string{"-block-tokens", "0"}, fine...)},
 		{"-stand-ins", []string{"-stand-ins", "-1"}},
+		{"-urls", append([]string{"-stand-ins", "1"}, fine...)},
+		{"-urls", append([]string{"-demo"}, fine...)},
 		{"-log-level", append([]string{"-log-level", "loud"}, fine...)},
 		{"-log-format", append([]string{"-log-format", "xml"}, fine...)},
 		{"-listen", append([]string{"-listen", "nowhere"}, fine...)},
@@ -145,11 +148,12 @@ func TestStopsOnceAllIsAnswered(t *testing.T) {
 	decoder := json.NewDecoder(bytes.NewReader(line))
 	decoder.DisallowUnknownFields()
 	require.NoError(t, decoder.Decode(&logged))
-	again, err := logged.Policy.Decide(logged.Snapshot)
-	require.NoError(t, err)
-	require.Equal(t, logged.Decision.Target, again.Target)
-	require.Equal(t, logged.Decision.Cost, again.Cost)
 	require.NotEmpty(t, logged.Name)
+	again, err := exec.Command("go", "run", "../decide", decisions).CombinedOutput()
+	require.NoError(t, err, string(again))
+	want, err := json.Marshal(logged.Decision)
+	require.NoError(t, err)
+	require.JSONEq(t, fmt.Sprintf(`{"name":%q,%s`, logged.Name, want[1:]), string(again))
 	require.WithinDuration(t, time.Now(), logged.Time, time.Minute)
 
 	// And there is a line with every term.

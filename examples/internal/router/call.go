@@ -135,10 +135,11 @@ func (c *Call) Next() (*Attempt, error) {
 	if r.record.keeps {
 		record.Snapshot.Instances = slices.Clone(s.Instances)
 	}
-	a.Fallbacks = r.fallbacks(s, d)
 	if err == nil {
 		record.target(s, d)
 	}
+	a.Fallbacks = r.fallbacks(s, d)
+	never := d.Reason == kvpolicy.NoFeasibleInstance && !r.couldEver(s)
 	r.mu.Unlock()
 
 	if err != nil {
@@ -151,7 +152,7 @@ func (c *Call) Next() (*Attempt, error) {
 	}
 	r.record.write(record)
 	if d.Action == kvpolicy.Reject {
-		return nil, c.rejected(d)
+		return nil, c.rejected(d, never)
 	}
 	return a, nil
 }
@@ -196,14 +197,29 @@ func refusal(err error) *Refusal {
 	return &Refusal{Status: status, Err: err}
 }
 
-// rejected is the refusal for a reject.
-func (c *Call) rejected(d kvpolicy.Decision) *Refusal {
-	if d.Reason == kvpolicy.NoFeasibleInstance {
-		return &Refusal{Status: http.StatusTooManyRequests, Reason: d.Reason,
-			Err: errors.New("the request is larger than the KV cache of any instance")}
+// couldEver tells whether a request that fits nowhere would fit if every
+// instance were there. It writes into the snapshot.
+func (r *Router) couldEver(s kvpolicy.Snapshot) bool {
+	for at := range s.Instances {
+		s.Instances[at].Unavailable = false
 	}
-	return &Refusal{Status: http.StatusServiceUnavailable, Reason: d.Reason, RetryAfter: c.router.config.Backoff,
-		Err: errors.New("no instance is available")}
+	d, err := r.config.Policy.Decide(s)
+	return err == nil && d.Action != kvpolicy.Reject
+}
+
+// rejected is the refusal for a reject; never says that waiting does not help.
+func (c *Call) rejected(d kvpolicy.Decision, never bool) *Refusal {
+	refused := &Refusal{Status: http.StatusServiceUnavailable, Reason: d.Reason, RetryAfter: c.router.config.Backoff}
+	switch {
+	case never:
+		refused.Status, refused.RetryAfter = http.StatusTooManyRequests, 0
+		refused.Err = errors.New("the request is larger than the KV cache of any instance")
+	case d.Reason == kvpolicy.NoFeasibleInstance:
+		refused.Err = errors.New("no instance that could hold the request is available")
+	default:
+		refused.Err = errors.New("no instance is available")
+	}
+	return refused
 }
 
 // Prefilled says that the prefill is done and the decode is not yet heard of:
@@ -296,17 +312,18 @@ func (a *Attempt) End(how Outcome, w *ResponseReader, why string) {
 	c := a.call
 	r := c.router
 	r.tracker.End(a.key, time.Now())
-	r.metrics.ended(a.Target.ID, how)
 	r.mu.Lock()
 	m := r.members[a.Target.ID]
 	r.mu.Unlock()
-	if m != nil {
-		switch how {
-		case Answered:
-			m.answered()
-		case Failed:
-			m.requestFailed(why)
-		}
+	if m == nil { // it has left, and its metrics with it
+		return
+	}
+	r.metrics.ended(a.Target.ID, how)
+	switch how {
+	case Answered:
+		m.answered()
+	case Failed:
+		m.requestFailed(why)
 	}
 	if how != Answered || w == nil {
 		return

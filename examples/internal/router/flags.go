@@ -185,6 +185,17 @@ func (f *Flags) OpenDecisionLog() (*os.File, error) {
 // Discovery is where a router's instances come from.
 type Discovery func(ctx context.Context, r *Router) error
 
+// WithoutInstances checks that no instances are given, where they come from
+// elsewhere.
+func (f *Flags) WithoutInstances() error {
+	for name, value := range map[string]string{"urls": f.urls, "instances": f.file, "dns": f.dns} {
+		if value != "" {
+			return FlagError(name, strconv.Quote(value), "be left out with -stand-ins and -demo")
+		}
+	}
+	return nil
+}
+
 // Discovery is what -urls, -instances or -dns say, of which there must be one.
 // It sets the router's instances and keeps on doing so until the context ends.
 func (f *Flags) Discovery() (Discovery, error) {

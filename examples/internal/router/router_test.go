@@ -388,3 +388,53 @@ func TestTheLedgerMovesWithTheAnswer(t *testing.T) {
 	a.End(Answered, nil, "")
 	require.Zero(t, view().Requests)
 }
+
+func TestTooLargeForNowAndForEver(t *testing.T) {
+	r := newTestRouter(t, still)
+	all := nowhere(t, 2)
+	all[0].Info.KVCapacityTokens, all[1].Info.KVCapacityTokens = 100, 1000
+	require.NoError(t, r.SetInstances(all))
+	r.config.Tokenize = false
+	for _, test := range []struct {
+		bytes, status int
+		avoid         bool
+	}{
+		{2000, http.StatusServiceUnavailable, true}, // the one that could hold it is not to be had
+		{8000, http.StatusTooManyRequests, true},
+		{8000, http.StatusTooManyRequests, false},
+	} {
+		call := r.NewCall(context.Background(), &Body{Text: make([]byte, test.bytes)}, "")
+		if test.avoid {
+			call.Avoid(all[1].ID)
+		}
+		_, err := call.Next()
+		var refused *Refusal
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, test.status, refused.Status, err)
+		require.Equal(t, kvpolicy.NoFeasibleInstance, refused.Reason)
+		require.Equal(t, test.status == http.StatusServiceUnavailable, refused.RetryAfterSeconds() != "")
+	}
+}
+
+// BenchmarkDecide is all that a request costs the router between its body and
+// its being sent, and after it is answered: 64 instances, a prompt of 4,000 tokens.
+func BenchmarkDecide(b *testing.B) {
+	r := newTestRouter(b, still)
+	var urls []string
+	for at := range 64 {
+		urls = append(urls, fmt.Sprintf("http://127.0.0.1:%d", at+1))
+	}
+	all, err := ParseURLs(strings.Join(urls, ","))
+	require.NoError(b, err)
+	require.NoError(b, r.SetInstances(all))
+	r.config.Tokenize = false
+	body := &Body{Text: make([]byte, 16_000)}
+	b.ReportAllocs()
+	for b.Loop() {
+		a, err := r.NewCall(context.Background(), body, "session").Next()
+		if err != nil {
+			b.Fatal(err)
+		}
+		a.End(Answered, nil, "")
+	}
+}

@@ -32,7 +32,13 @@ func (p *process) handler() http.Handler {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	})
-	mux.Handle("GET /metrics", p.metrics())
+	page := p.metrics()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		p.server.mu.Lock()
+		p.server.scrapes++
+		p.server.mu.Unlock()
+		page.ServeHTTP(w, r)
+	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	})

@@ -101,6 +101,7 @@ type Server struct {
 	random  *rand.Rand
 	faults  Faults
 	seen    []*Seen
+	scrapes int
 	process *process // nil while it is dead
 }
 
@@ -170,7 +171,12 @@ func (s *Server) Revive() error {
 	if s.process != nil {
 		return nil
 	}
+	// Some connection may have the port meanwhile, though hardly for long.
 	listener, err := net.Listen("tcp", s.address)
+	for tries := 0; err != nil && tries < 100; tries++ {
+		time.Sleep(20 * time.Millisecond)
+		listener, err = net.Listen("tcp", s.address)
+	}
 	if err != nil {
 		return fmt.Errorf("vllmlike: %w", err)
 	}
@@ -203,6 +209,13 @@ func (s *Server) Seen() []Seen {
 		all[at] = *seen
 	}
 	return all
+}
+
+// Scrapes is how often /metrics was asked for.
+func (s *Server) Scrapes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scrapes
 }
 
 // Busy is the number of requests that the server has, queued or running.
