@@ -199,14 +199,21 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 		t.Rows = append(t.Rows, cells)
 	}
 	last := []string{"actual TTFT over cost_migrate of the triggered, median"}
+	transfer := []string{"part of their TTFT in which KV was on its way"}
 	for _, p := range separating {
 		ratio := math.NaN()
 		if moved := p.merged(func(r *replay.Result) *stats.Sketch { return &r.SeparatedRatio }); moved.Count() > 0 {
 			ratio = moved.Quantile(0.5)
 		}
 		last = append(last, plain(ratio))
+		var moving, all float64
+		for _, r := range p.results {
+			moving += r.TransferSeconds
+			all += r.SeparatedTTFTSeconds
+		}
+		transfer = append(transfer, percent(moving/all)+" %")
 	}
-	t.Rows = append(t.Rows, last)
+	t.Rows = append(t.Rows, last, transfer)
 	return t
 }
 

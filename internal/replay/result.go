@@ -65,6 +65,9 @@ type Result struct {
 	// SeparatedRatio is the same of the requests whose prefill was done
 	// elsewhere.
 	SeparatedRatio stats.Sketch
+	// SeparatedTTFTSeconds is the sum of their times to the first token,
+	// TransferSeconds the part of it that KV was on its way.
+	SeparatedTTFTSeconds, TransferSeconds float64
 	// Predictions is a uniform sample of at most 300 requests.
 	Predictions []Prediction
 }
@@ -94,6 +97,8 @@ func (r *Result) add(record *sim.Record, f *dispatched, o Objectives, random *ra
 		if err := r.SeparatedRatio.Add(ttft / max(f.predictedTTFT, leastPrediction)); err != nil {
 			return err
 		}
+		r.SeparatedTTFTSeconds += ttft
+		r.TransferSeconds += record.TransferSeconds
 	}
 	if record.GeneratedTokens > 1 {
 		tpot := (record.EndSeconds - record.FirstTokenSeconds) / float64(record.GeneratedTokens-1)
