@@ -67,7 +67,9 @@ func writeCSV(path string, g *grid, metrics []replay.Metric) (err error) {
 	for _, m := range metrics {
 		head = append(head, m.Name)
 	}
-	head = append(head, funnelReasons()...)
+	for _, gate := range gates() {
+		head = append(head, gate.String())
+	}
 	if err := w.Write(head); err != nil {
 		return err
 	}
@@ -84,8 +86,8 @@ func writeCSV(path string, g *grid, metrics []replay.Metric) (err error) {
 			}
 			line = append(line, text)
 		}
-		for _, n := range funnelCounts(r) {
-			line = append(line, strconv.FormatInt(n, 10))
+		for _, gate := range gates() {
+			line = append(line, strconv.FormatInt(r.Funnel.Count(gate), 10))
 		}
 		if err == nil {
 			err = w.Write(line)

@@ -23,7 +23,7 @@ import (
 
 // tiny keeps a run of every preset under a second.
 func tiny(more ...string) []string {
-	return append([]string{"-sessions", "6", "-seeds", "2", "-loads", "1,2", "-instances", "3"}, more...)
+	return append([]string{"-sessions", "4", "-seeds", "2", "-loads", "1,2", "-instances", "3"}, more...)
 }
 
 func replayed(t *testing.T, args ...string) (status int, stdout, stderr string) {

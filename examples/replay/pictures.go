@@ -378,16 +378,16 @@ func (s *summary) funnelBars(main settingSummary, where string) (*picture, error
 	if len(separating) == 0 {
 		return nil, nil
 	}
-	words := funnelReasons()
+	words := gates()
 	p := newPlot("Gates of PD-separation", "requests of all seeds (log scale)", "")
 	var list []bar
 	var ticks []plot.Tick
 	most, thickness := 10.0, 0.8/float64(len(separating))
 	for k, word := range words {
 		row := float64(len(words) - 1 - k)
-		ticks = append(ticks, plot.Tick{Value: row, Label: word})
+		ticks = append(ticks, plot.Tick{Value: row, Label: word.String()})
 		for i, policy := range separating {
-			n := float64(policy.Funnel[word])
+			n := float64(policy.Funnel[word.String()])
 			most = max(most, n)
 			at := row + 0.4 - thickness*(float64(i)+0.5)
 			list = append(list, bar{at, thickness * 0.92, math.Log10(n), lineStyle(i).Color, whole(n)})

@@ -26,12 +26,15 @@ type summary struct {
 	Objectives objectivesSummary `json:"objectives"`
 	Seeds      int               `json:"seeds"`
 	Baseline   string            `json:"baseline"`
-	Complete   bool              `json:"complete"`
-	Meanings   map[string]string `json:"metrics"`
-	Settings   []settingSummary  `json:"settings"`
-	metrics    []replay.Metric   // in order
-	rows       []row             // in order
-	options    *options          // for files
+	// Complete is false where the replay was interrupted.
+	Complete bool `json:"complete"`
+	// Meanings says what each metric is.
+	Meanings map[string]string `json:"metrics"`
+	Settings []settingSummary  `json:"settings"`
+
+	metrics []replay.Metric
+	rows    []row
+	options *options
 }
 
 type objectivesSummary struct {
@@ -128,21 +131,20 @@ func (g *grid) policy(s *summary, at, i int) (policySummary, error) {
 	if r.policy.Separation.Enabled {
 		p.Funnel = map[string]int64{}
 	}
+	var all kvpolicy.Funnel
 	for _, result := range g.results[at][i] {
 		if result == nil {
 			continue
 		}
 		p.Runs++
 		p.results = append(p.results, result)
-		for reason, n := range result.Reasons {
-			if n > 0 {
-				p.Reasons[kvpolicy.Reason(reason).String()] += n
-			}
-		}
-		for reason, n := range result.Funnel {
-			if n > 0 {
-				p.Funnel[kvpolicy.Reason(reason).String()] += n
-			}
+		all.Merge(result.Funnel)
+	}
+	for reason, n := range all.All() {
+		if slices.Contains(gates(), reason) {
+			p.Funnel[reason.String()] = n
+		} else {
+			p.Reasons[reason.String()] = n
 		}
 	}
 	for _, m := range s.metrics {
@@ -208,18 +210,13 @@ func (s *summary) main() (main []settingSummary) {
 	return main
 }
 
-// funnelReasons are the gates of PD-separation in their order.
-func funnelReasons() []string {
-	var words []string
+// gates are the verdicts of PD-separation in the order of its gates.
+func gates() []kvpolicy.Reason {
+	var list []kvpolicy.Reason
 	for r := kvpolicy.NewLocalBelowThreshold; r <= kvpolicy.Triggered; r++ {
-		words = append(words, r.String())
+		list = append(list, r)
 	}
-	return words
-}
-
-// funnelCounts are a run's, in that order.
-func funnelCounts(r *replay.Result) []int64 {
-	return r.Funnel[kvpolicy.NewLocalBelowThreshold : kvpolicy.Triggered+1]
+	return list
 }
 
 // separating are the policies with PD-separation.

@@ -186,7 +186,8 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 	for _, p := range separating {
 		t.Head = append(t.Head, p.Name)
 	}
-	for _, word := range funnelReasons() {
+	for _, gate := range gates() {
+		word := gate.String()
 		cells := []string{word}
 		for _, p := range separating {
 			var all int64
@@ -198,10 +199,21 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 		t.Rows = append(t.Rows, cells)
 	}
 	last := []string{"actual TTFT over cost_migrate of the triggered, median"}
+	transfer := []string{"part of their TTFT in which KV was on its way"}
 	for _, p := range separating {
-		last = append(last, plain(p.merged(func(r *replay.Result) *stats.Sketch { return &r.SeparatedRatio }).Quantile(0.5)))
+		ratio := math.NaN()
+		if moved := p.merged(func(r *replay.Result) *stats.Sketch { return &r.SeparatedRatio }); moved.Count() > 0 {
+			ratio = moved.Quantile(0.5)
+		}
+		last = append(last, plain(ratio))
+		var moving, all float64
+		for _, r := range p.results {
+			moving += r.TransferSeconds
+			all += r.SeparatedTTFTSeconds
+		}
+		transfer = append(transfer, percent(moving/all)+" %")
 	}
-	t.Rows = append(t.Rows, last)
+	t.Rows = append(t.Rows, last, transfer)
 	return t
 }
 

@@ -84,6 +84,9 @@ func Metrics() []Metric {
 		Metric{"triggered_actual_over_predicted_p50", "actual TTFT over cost_migrate of prefills done on another instance, median", func(r *Result, _ workload.Ceiling) (float64, bool) {
 			return r.SeparatedRatio.Quantile(0.5), r.SeparatedRatio.Count() > 0
 		}},
+		Metric{"triggered_transfer_share", "share of the TTFT of prefills done on another instance in which KV was on its way", func(r *Result, _ workload.Ceiling) (float64, bool) {
+			return ratio(r.TransferSeconds, r.SeparatedTTFTSeconds)
+		}},
 		Metric{"preemptions", "times that a request lost its KV cache to others", func(r *Result, _ workload.Ceiling) (float64, bool) {
 			return float64(r.Preemptions), true
 		}},

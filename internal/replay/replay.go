@@ -202,10 +202,7 @@ func (r *runner) arrived(q *workload.Request) {
 		r.finish(q.ID)
 		return
 	}
-	out.Reasons[d.Reason]++
-	if d.Separation.Reason != 0 {
-		out.Funnel[d.Separation.Reason]++
-	}
+	out.Funnel.Add(d)
 }
 
 // finish tells the feed that a request is through.

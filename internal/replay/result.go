@@ -8,9 +8,6 @@ import (
 	"github.com/kvpolicy/kvpolicy/internal/stats"
 )
 
-// Reasons counts decisions by reason.
-type Reasons [256]int64
-
 // InstanceResult is what one instance served.
 type InstanceResult struct {
 	// Requests are those completed there.
@@ -59,15 +56,18 @@ type Result struct {
 	// unfinished requests each held over time.
 	Instances     []InstanceResult
 	OngoingTokens Series
-	// Reasons counts why targets were targets, Funnel the verdicts of the gates
-	// of PD-separation.
-	Reasons, Funnel Reasons
+	// Funnel counts the decisions, rejects not among them, by why targets were
+	// targets and by the verdicts of the gates of PD-separation.
+	Funnel kvpolicy.Funnel
 	// PredictionRatio is the distribution of the actual over the predicted time
 	// to the first token; a prediction counts as 1 ms at least.
 	PredictionRatio stats.Sketch
 	// SeparatedRatio is the same of the requests whose prefill was done
 	// elsewhere.
 	SeparatedRatio stats.Sketch
+	// SeparatedTTFTSeconds is the sum of their times to the first token,
+	// TransferSeconds the part of it that KV was on its way.
+	SeparatedTTFTSeconds, TransferSeconds float64
 	// Predictions is a uniform sample of at most 300 requests.
 	Predictions []Prediction
 }
@@ -97,6 +97,8 @@ func (r *Result) add(record *sim.Record, f *dispatched, o Objectives, random *ra
 		if err := r.SeparatedRatio.Add(ttft / max(f.predictedTTFT, leastPrediction)); err != nil {
 			return err
 		}
+		r.SeparatedTTFTSeconds += ttft
+		r.TransferSeconds += record.TransferSeconds
 	}
 	if record.GeneratedTokens > 1 {
 		tpot := (record.EndSeconds - record.FirstTokenSeconds) / float64(record.GeneratedTokens-1)
@@ -126,4 +128,4 @@ func (r *Result) add(record *sim.Record, f *dispatched, o Objectives, random *ra
 }
 
 // Triggered is how many prefills PD-separation moved.
-func (r *Result) Triggered() int64 { return r.Funnel[kvpolicy.Triggered] }
+func (r *Result) Triggered() int64 { return r.Funnel.Count(kvpolicy.Triggered) }
