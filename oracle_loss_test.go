@@ -20,20 +20,34 @@ type survival struct {
 	observed  []bool
 }
 
-// cumulativeHazard makes a survival of H, where S = exp(-H): the difference of
-// two survivals near 1 is taken by expm1.
-func cumulativeHazard(h func(age float64) float64) survival {
+// cumulativeHazard makes a survival of the hazard between an age and some time
+// later, where S = exp(-H): a difference of two hazards, or of two survivals near
+// 1, would keep none of its digits.
+func cumulativeHazard(h func(age, t float64) float64) survival {
 	return survival{drop: func(age, t1, t2 float64) float64 {
-		return math.Exp(h(age)-h(age+t1)) * -math.Expm1(h(age+t1)-h(age+t2))
+		return math.Exp(-h(age, t1)) * -math.Expm1(-h(age+t1, t2-t1))
 	}}
 }
 
 func exponentialSurvival(rate float64) survival {
-	return cumulativeHazard(func(age float64) float64 { return rate * age })
+	return cumulativeHazard(func(_, t float64) float64 { return rate * t })
 }
 
+// weibullSurvival has H(age) = (age/scale)^shape, of which (age+t)^shape is
+// age^shape * (1+t/age)^shape.
 func weibullSurvival(shape, scale float64) survival {
-	return cumulativeHazard(func(age float64) float64 { return math.Pow(age/scale, shape) })
+	return cumulativeHazard(func(age, t float64) float64 {
+		before, after := math.Pow(age/scale, shape), math.Pow((age+t)/scale, shape)
+		switch {
+		case t == 0:
+			return 0
+		case math.IsInf(after, 1):
+			return after
+		case t > age: // nothing cancels
+			return after - before
+		}
+		return before * math.Expm1(shape*math.Log1p(t/age))
+	})
 }
 
 // kaplanMeierSurvival is SPEC 5.1 by the book: a product over the distinct
