@@ -199,15 +199,15 @@ func TestAgenticPromptsShareWhatTheyShould(t *testing.T) {
 						if kind == s.system {
 							want = s.systemBlocks
 						}
-						require.Equal(t, want, common(blocks, other))
+						require.Equal(t, want, sharedBlocks(blocks, other))
 					}
 				}
 				firsts[s.system] = append(firsts[s.system], blocks)
-			} else if later++; common(blocks, before) == s.systemBlocks {
+			} else if later++; sharedBlocks(blocks, before) == s.systemBlocks {
 				anew++
 			} else {
 				last := &s.turns[k-1]
-				require.Equal(t, (last.input+last.output)/w.BlockTokens(), common(blocks, before))
+				require.Equal(t, (last.input+last.output)/w.BlockTokens(), sharedBlocks(blocks, before))
 				require.Greater(t, turn.input, last.input+last.output)
 			}
 			before = blocks

@@ -96,8 +96,8 @@ func sessionsCSV(t *rapid.T) (string, []trace.Record) {
 	return b.String(), records
 }
 
-// common is how many leading blocks two prompts share.
-func common(a, b []uint64) int {
+// sharedBlocks is how many leading blocks two prompts share.
+func sharedBlocks(a, b []uint64) int {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {
 		n++
@@ -140,9 +140,9 @@ func TestSessionsAreSentAsWritten(t *testing.T) {
 			}
 			before, said := requests[i-1], records[i-1]
 			prompt := before.Blocks[:said.Blocks]
-			assert.Equal(t, record.SharedBlocks, common(prompt, r.Blocks[:record.Blocks]))
+			assert.Equal(t, record.SharedBlocks, sharedBlocks(prompt, r.Blocks[:record.Blocks]))
 			if record.SharedBlocks == said.Blocks {
-				assert.Equal(t, min(record.Blocks, (before.InputTokens+before.OutputTokens)/64), common(before.Blocks, r.Blocks), "what was generated is found again")
+				assert.Equal(t, min(record.Blocks, (before.InputTokens+before.OutputTokens)/64), sharedBlocks(before.Blocks, r.Blocks), "what was generated is found again")
 			}
 			if options.Pacing == TraceTime {
 				assert.InDelta(t, (record.ArrivalSeconds-said.ArrivalSeconds)/load, r.ArrivalSeconds-before.ArrivalSeconds, 1e-6)
@@ -158,7 +158,7 @@ func TestSessionsAreSentAsWritten(t *testing.T) {
 		for _, a := range requests {
 			for _, b := range requests {
 				if a.Session != b.Session {
-					assert.Zero(t, common(a.Blocks, b.Blocks))
+					assert.Zero(t, sharedBlocks(a.Blocks, b.Blocks))
 				}
 			}
 		}
@@ -243,7 +243,7 @@ func TestRequestsBeyondTheContextAreLeftOut(t *testing.T) {
 			sent := replay(t, w, options)
 			require.Len(t, sent, 2)
 			assert.Equal(t, []int{0, 2}, []int{sent[0].Turn, sent[1].Turn})
-			assert.Equal(t, 2, common(sent[0].Blocks, sent[1].Blocks), "what turn 1 shared is known though it was not sent")
+			assert.Equal(t, 2, sharedBlocks(sent[0].Blocks, sent[1].Blocks), "what turn 1 shared is known though it was not sent")
 			if options.Pacing == ClosedLoop {
 				assert.InDelta(t, sent[0].ArrivalSeconds+service(sent[0].ID)+2+3, sent[1].ArrivalSeconds, 1e-9)
 			} else {
@@ -370,7 +370,7 @@ func TestBailian(t *testing.T) {
 		assert.Equal(t, want.session, sent[i].Session)
 		assert.Equal(t, want.turn, sent[i].Turn)
 		assert.Equal(t, want.at, sent[i].ArrivalSeconds)
-		assert.Equal(t, want.shared, common(sent[0].Blocks, sent[i].Blocks))
+		assert.Equal(t, want.shared, sharedBlocks(sent[0].Blocks, sent[i].Blocks))
 	}
 
 	// Both children of chat 7 wait for it alone; chat 10 waits for chat 8, and
@@ -410,7 +410,7 @@ func TestAzure(t *testing.T) {
 	require.Len(t, sent, 2)
 	assert.Equal(t, 1.5, sent[1].ArrivalSeconds)
 	assert.Len(t, sent[1].Blocks, 10)
-	assert.Zero(t, common(sent[0].Blocks, sent[1].Blocks))
+	assert.Zero(t, sharedBlocks(sent[0].Blocks, sent[1].Blocks))
 }
 
 func TestStartRefusesBadOptions(t *testing.T) {
@@ -545,7 +545,7 @@ func slowCeiling(sent []Request, blockTokens int) (tokens int64) {
 	for i, r := range sent {
 		best := 0
 		for _, before := range sent[:i] {
-			best = max(best, common(r.Blocks[:r.InputTokens/blockTokens], before.Blocks))
+			best = max(best, sharedBlocks(r.Blocks[:r.InputTokens/blockTokens], before.Blocks))
 		}
 		tokens += int64(best * blockTokens)
 	}
