@@ -253,7 +253,7 @@ func (a *Accuracy) String() string {
 	}
 	text := fmt.Appendf(nil, "%-24s%10s%12s%11s%10s%23s\n", "reason", "decisions", "predicted", "observed", "bias", "ratio p50 / p90 / max")
 	line := func(label string, r AccuracyReport) {
-		text = fmt.Appendf(text, "%-24s%10d%10.3f s%9.3f s%+8.2f s%9.2f%7.2f%7.2f\n", label, r.Decisions,
+		text = fmt.Appendf(text, "%-24s%10d %9.3f s %8.3f s %+7.2f s %8.2f %6.2f %6.2f\n", label, r.Decisions,
 			r.PredictedSeconds, r.ObservedSeconds, r.BiasSeconds, r.Ratios.P50, r.Ratios.P90, r.Ratios.Max)
 	}
 	for reason, g := range a.groups {

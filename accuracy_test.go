@@ -3,6 +3,7 @@ package kvpolicy_test
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -158,4 +159,13 @@ func TestAccuracyAddAllocatesNothing(t *testing.T) {
 	var a kvpolicy.Accuracy
 	d := separatedRequests()[3].decision()
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = a.Add(d, 45.13) }))
+}
+
+// A cached prompt may predict 0, and the ratio is then in the thousands.
+func TestAccuracyTableKeepsItsColumnsApart(t *testing.T) {
+	var accuracy kvpolicy.Accuracy
+	require.NoError(t, accuracy.Add(kvpolicy.Decision{Action: kvpolicy.Place, Reason: kvpolicy.NoAffinity}, 123_456))
+	line := strings.Split(accuracy.String(), "\n")[1]
+	assert.Equal(t, []string{"no_affinity", "1", "0.000", "s", "123456.000", "s", "+123456.00", "s",
+		"123456000.00", "123456000.00", "123456000.00"}, strings.Fields(line))
 }

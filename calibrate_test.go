@@ -547,3 +547,30 @@ func ExampleFitTransfer() {
 	// 1.73 s + bytes / 0.1226 GB/s, R2 0.67
 	// never transfer
 }
+
+// Not all pairs of many samples are used, and those that are must not favour
+// the slow ones of each size.
+func TestRobustIsAsGoodOnSomePairs(t *testing.T) {
+	for _, n := range []int{400, 500, 700, 1000} {
+		for _, perSize := range []int{1, 2, 4, 10} {
+			random := rand.New(rand.NewPCG(uint64(n), uint64(perSize)))
+			var samples []kvpolicy.TransferSample
+			for i := range n {
+				bytes := float64(1+i/perSize) / float64(n/perSize) * 6e9
+				samples = append(samples, kvpolicy.TransferSample{Bytes: bytes, Seconds: 0.3 + bytes/2.7e9 + random.ExpFloat64()})
+			}
+			fit, err := kvpolicy.FitTransfer(samples, kvpolicy.Robust())
+			require.NoError(t, err)
+			var slopes []float64 // of all pairs
+			for i, a := range samples {
+				for _, b := range samples[i+1:] {
+					if b.Bytes > a.Bytes {
+						slopes = append(slopes, (b.Seconds-a.Seconds)/(b.Bytes-a.Bytes))
+					}
+				}
+			}
+			slices.Sort(slopes)
+			assert.InEpsilon(t, slopes[len(slopes)/2], 1/fit.Bandwidth, 0.04, "%d samples, %d of each size", n, perSize)
+		}
+	}
+}

@@ -37,8 +37,9 @@ const (
 	// LowerAIC: of exponential and Weibull this one has the lower AIC, and it
 	// stays within the band around the Kaplan-Meier estimate.
 	LowerAIC // lower_aic
-	// NoParametricFit: the better of exponential and Weibull leaves the band, so
-	// the Kaplan-Meier estimate itself is taken.
+	// NoParametricFit: the better of exponential and Weibull leaves the band, or
+	// the exponential's rate would be out of range, so the Kaplan-Meier estimate
+	// itself is taken.
 	NoParametricFit // no_parametric_fit
 )
 
@@ -61,19 +62,19 @@ type CurveChoice struct {
 	Reason CurveReason
 	// ExponentialAIC and WeibullAIC are twice the number of parameters less twice
 	// the log-likelihood; lower is better. HasWeibull tells whether a Weibull
-	// could be fitted. Both AICs are 0 with the reason NoCompletedSession.
+	// could be fitted. Both AICs are 0 where nothing was fitted.
 	ExponentialAIC, WeibullAIC float64
 	HasWeibull                 bool
 	// Distance is how far the exponential or Weibull with the lower AIC strays from the
 	// Kaplan-Meier estimate, in units of the half-width of its 95 % band: above 1
-	// it leaves the band. 0 with the reason NoCompletedSession.
+	// it leaves the band. 0 where nothing was fitted.
 	Distance float64
 }
 
 // String says which curve was taken and why, in one line.
 func (c CurveChoice) String() string {
 	text := fmt.Sprintf("%s: %s", c.Kind, c.Reason)
-	if c.Reason == NoCompletedSession {
+	if c.ExponentialAIC == 0 && !c.HasWeibull { // nothing was fitted
 		return text
 	}
 	text += fmt.Sprintf(" (AIC exponential %.1f", c.ExponentialAIC)
@@ -85,7 +86,8 @@ func (c CurveChoice) String() string {
 
 // ChooseCurve fits sessions, given as for NewKaplanMeier, and takes
 //
-//   - without a completed session longer than 0, the Kaplan-Meier curve;
+//   - without a completed session longer than 0, or with a failure rate outside
+//     1e-9 to 1e18 per second, the Kaplan-Meier curve;
 //   - with fewer than DefaultMinSessions of them, the exponential;
 //   - else, of the exponential and the Weibull, the one with the lower AIC, if it
 //     stays within the simultaneous 95 % band of Hall and Wellner around the
@@ -111,7 +113,8 @@ func ChooseCurve(durations []float64, observed []bool, entered ...float64) (Curv
 		return empirical, nil
 	}
 	exponential, aic, err := s.exponential()
-	if err != nil {
+	if err != nil { // a rate out of range: nodes that are hardly ever lost, or at once
+		empirical.Reason = NoParametricFit
 		return empirical, nil
 	}
 	choice := CurveChoice{Curve: exponential, Kind: KindExponential, Reason: LowerAIC, ExponentialAIC: aic}

@@ -121,7 +121,10 @@ func medianSlope(c cloud) float64 {
 	apart := sameSize * c.width() // slopes between the same sizes would be noise
 	slopes := make([]float64, 0, int(pairs/int64(step))+n)
 	for i := range n {
-		for j := i + 1 + i%step; j < n; j += step {
+		// Samples come sorted, by what they took within a size: j must not be tied to
+		// the place of i in its size. (With i%step for i/step an even step would
+		// leave every second sample out of the second places.)
+		for j := i + 1 + i/step%step; j < n; j += step {
 			if dx := c.x[j] - c.x[i]; dx > apart {
 				slopes = append(slopes, (c.y[j]-c.y[i])/dx)
 			}

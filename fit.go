@@ -12,7 +12,8 @@ import (
 // as for NewKaplanMeier (censored and late ones too), and its AIC: completed
 // sessions over the time watched. Sessions of length 0 are left out: a curve is
 // asked what happens to a node that is up. Errors are FieldErrors: those of
-// NewKaplanMeier, and "observed" where there is no completed session to fit.
+// NewKaplanMeier, and "observed" where there is no completed session to fit, or
+// where the rate would leave the range of a curve.
 func FitExponential(durations []float64, observed []bool, entered ...float64) (curve distuv.Exponential, aic float64, err error) {
 	s, err := newSample(durations, observed, entered)
 	if err != nil {
@@ -80,7 +81,11 @@ func newSample(durations []float64, observed []bool, entered []float64) (*sample
 func (s *sample) exponential() (distuv.Exponential, float64, error) {
 	rate := s.events / s.exposure // per longest session
 	logLikelihood := s.events * (math.Log(rate) - math.Log(s.longest) - 1)
-	curve := distuv.Exponential{Rate: math.Min(rate/s.longest, math.MaxFloat64)}
+	curve := distuv.Exponential{Rate: rate / s.longest}
+	if !usableRate(curve.Rate) { // no decision would take it
+		return distuv.Exponential{}, 0, &FieldError{Path: "observed", Value: fmt.Sprintf("fitted by a rate of %.3g per second", curve.Rate),
+			Want: "determine a rate of 1e-9 to 1e18 per second: use NewKaplanMeier"}
+	}
 	return curve, 2 - 2*logLikelihood, nil
 }
 

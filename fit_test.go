@@ -233,3 +233,36 @@ func sessionFile(t *testing.T, path string) (durations []float64, observed []boo
 	}
 	return durations, observed
 }
+
+// Two thousand nodes watched for a week, one of them lost: the rate, 8e-10 per
+// second, is none that a decision takes.
+func TestAChosenCurveCanBeUsed(t *testing.T) {
+	for name, c := range map[string]struct{ censored, completed float64 }{
+		"hardly ever lost": {600_000, 300_000},
+		"lost at once":     {1e-20, 1e-20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			durations, observed := make([]float64, 2000), make([]bool, 2000)
+			for i := range durations {
+				durations[i] = c.censored
+			}
+			durations[0], observed[0] = c.completed, true
+			if c.censored < 1 {
+				for i := range observed {
+					observed[i] = true
+				}
+			}
+			var field *FieldError
+			_, _, err := FitExponential(durations, observed)
+			require.ErrorAs(t, err, &field)
+			assert.Equal(t, "observed", field.Path)
+			choice, err := ChooseCurve(durations, observed)
+			require.NoError(t, err)
+			assert.Equal(t, KindKaplanMeier, choice.Kind)
+			assert.Equal(t, NoParametricFit, choice.Reason)
+			assert.Equal(t, "km: no_parametric_fit", choice.String())
+			_, err = ConditionalSurvival(choice.Curve, 0, 1)
+			assert.NoError(t, err)
+		})
+	}
+}

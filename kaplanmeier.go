@@ -355,13 +355,21 @@ func (k *KaplanMeier) greenwood(index int) float64 {
 	return sum
 }
 
+// variance is that of log S at t, +Inf where it is not known.
+func (k *KaplanMeier) variance(t float64) float64 {
+	if len(k.times) == 0 && t > 0 { // all of the curve is the tail of an unknown node
+		return math.Inf(1)
+	}
+	return k.greenwood(k.passed(t, 0, len(k.times)))
+}
+
 // StandardError is Greenwood's standard error of Survival(t). It is not known,
-// false, from the time on at which all that were at risk ended, where the
-// estimate is a convention. On the tail it is that of the estimate at the last
+// false, where the estimate is a convention: from the time on at which all that
+// were at risk ended, and beyond 0 where no session ended at all. On the tail it is that of the estimate at the last
 // event, scaled with the curve: the tail's rate is taken as given.
 // (Greenwood 1926.)
 func (k *KaplanMeier) StandardError(t float64) (standardError float64, known bool) {
-	sum := k.greenwood(k.passed(t, 0, len(k.times)))
+	sum := k.variance(t)
 	if math.IsInf(sum, 1) {
 		return 0, false
 	}
@@ -400,7 +408,7 @@ func (k *KaplanMeier) Band(t, level float64, scale BandScale) (lower, upper floa
 	if scale != BandLog && scale != BandLogLog {
 		return 0, 0, fieldError("scale", int(scale), "be BandLog or BandLogLog")
 	}
-	sum, s := k.greenwood(k.passed(t, 0, len(k.times))), k.Survival(t)
+	sum, s := k.variance(t), k.Survival(t)
 	if math.IsInf(sum, 1) || s == 0 {
 		return 0, 1, nil
 	}

@@ -382,3 +382,20 @@ func BenchmarkKaplanMeier(b *testing.B) {
 		}
 	}
 }
+
+// Of a node that was never seen to fail nothing is known beyond age 0.
+func TestBandWithoutAnEvent(t *testing.T) {
+	for name, durations := range map[string][]float64{"no session": nil, "all censored": {100, 200}} {
+		t.Run(name, func(t *testing.T) {
+			k, err := NewKaplanMeier(durations, make([]bool, len(durations)))
+			require.NoError(t, err)
+			se, known := k.StandardError(0)
+			assert.True(t, known && se == 0)
+			_, known = k.StandardError(7200)
+			assert.False(t, known)
+			lower, upper, err := k.Band(7200, 0.95, BandLogLog)
+			require.NoError(t, err)
+			assert.Equal(t, [2]float64{0, 1}, [2]float64{lower, upper})
+		})
+	}
+}

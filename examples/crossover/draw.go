@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"image/color"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/google/renameio/v2"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/plotutil"
@@ -302,8 +304,17 @@ func drawMap(directory string, model kvpolicy.TransferModel, rates []float64) er
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return err
 	}
-	for _, name := range []string{"crossover.png", "crossover.svg"} {
-		if err := p.Save(24*vg.Centimeter, 17*vg.Centimeter, filepath.Join(directory, name)); err != nil {
+	for _, format := range []string{"png", "svg"} {
+		picture, err := p.WriterTo(24*vg.Centimeter, 17*vg.Centimeter, format)
+		if err != nil {
+			return err
+		}
+		var data bytes.Buffer
+		if _, err := picture.WriteTo(&data); err != nil {
+			return err
+		}
+		// Whole or not at all, whenever it is interrupted.
+		if err := renameio.WriteFile(filepath.Join(directory, "crossover."+format), data.Bytes(), 0o644); err != nil {
 			return err
 		}
 	}

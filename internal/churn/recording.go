@@ -1,11 +1,13 @@
 package churn
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 
@@ -33,7 +35,12 @@ type recorded struct {
 // name and line, and are kvpolicy.FieldErrors that name the column where one is
 // to blame.
 func ReadRecording(name string, from io.Reader) (*Recording, error) {
-	file := csv.NewReader(from)
+	buffered := bufio.NewReader(from)
+	const mark = "\ufeff" // with which some spreadsheets begin
+	if start, _ := buffered.Peek(len(mark)); string(start) == mark {
+		buffered.Discard(len(mark))
+	}
+	file := csv.NewReader(buffered)
 	file.ReuseRecord = true
 	fail := func(line int, column, value, want string) error {
 		return fmt.Errorf("%s:%d: %w", name, line, &kvpolicy.FieldError{Path: column, Value: strconv.Quote(value), Want: want})
@@ -99,7 +106,13 @@ func ReadRecording(name string, from io.Reader) (*Recording, error) {
 	for i := range r.sessions {
 		s := &r.sessions[i]
 		if end, seen := last[s.node]; seen && s.StartSeconds < end {
-			return nil, fail(s.line, "start_s", fmt.Sprint(s.StartSeconds), fmt.Sprintf("not lie before %v, when the session of %s before ends", end, s.node))
+			// One session's start and duration may add up to a last bit more than the
+			// next one's start says: seconds since 1970 leave few digits.
+			if end-s.StartSeconds <= 4*0x1p-52*math.Abs(end) {
+				s.StartSeconds, s.EndSeconds = end, max(end, s.EndSeconds)
+			} else {
+				return nil, fail(s.line, "start_s", fmt.Sprint(s.StartSeconds), fmt.Sprintf("not lie before %v, when the session of %s before ends", end, s.node))
+			}
 		}
 		last[s.node] = s.EndSeconds
 		s.StartSeconds -= first

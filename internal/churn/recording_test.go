@@ -139,3 +139,17 @@ func FuzzReadRecording(f *testing.F) {
 		}
 	})
 }
+
+// Sessions that follow each other at once, in milliseconds since 1970, and a
+// byte order mark.
+func TestRecordingAsOthersWriteIt(t *testing.T) {
+	r, err := ReadRecording("x.csv", strings.NewReader("\ufeff"+head+"a,g,1555964200.943,13781.196,1,0,\na,g,1555977982.139,60,1,0,\n"))
+	require.NoError(t, err)
+	s, err := r.Draw(Spot(), 1, 0.1, 0, 60)
+	require.NoError(t, err)
+	require.Len(t, s.Nodes, 1)
+	require.Len(t, s.Nodes[0].Sessions, 2)
+	assert.InDelta(t, 13781.196, s.Nodes[0].Sessions[1].StartSeconds, 1e-6)
+	_, err = ReadRecording("x.csv", strings.NewReader(head+"a,g,1555964200.943,13781.196,1,0,\na,g,1555977982.138,60,1,0,\n"))
+	assert.ErrorContains(t, err, "x.csv:3:", "a millisecond is no rounding")
+}
