@@ -112,10 +112,11 @@ type ContentionFit struct {
 // FitTransfer fits seconds = overhead + bytes / bandwidth, the model of
 // TransferModel.TransferSeconds, to observed transfers. With AtQuantile(0.9) the
 // gate then goes by what nine transfers in ten keep, rather than by the mean.
-// Where loads are given, seconds per unit of load is a third coefficient.
+// Where loads are given, seconds per unit of load is a third coefficient; at a
+// quantile they are refused.
 //
 // An overhead that would come out negative is 0, and the bandwidth that which
-// fits best then. It is a FieldError if a sample is out of bounds, if there are
+// fits best then, the load's share being as it was. It is a FieldError if a sample is out of bounds, if there are
 // fewer than two sizes, if larger transfers do not take longer, or if the load
 // just follows the size. It takes O(n log n) time, for 1e5 samples at a quantile
 // half a minute; the order of the samples is of no consequence.
@@ -273,6 +274,10 @@ func fitLine(observed []observation, by Estimator, sizes string) (fitted, error)
 		observed[i].x = math.Ldexp(observed[i].x, -exponent)
 	}
 	f := fitted{loadMean: meanLoad(observed)}
+	if f.loadMean > 0 && by.kind == quantileRegression {
+		return fitted{}, &FieldError{Path: "samples", Want: "have one destination load for a line at a quantile: " +
+			"the slow transfers' share of the load is not the others'; leave the loads out, or fit the samples of each load apart"}
+	}
 	var err error
 	if f.line, f.perLoad, err = f.lay(observed, by, sizes); err != nil {
 		return fitted{}, err
