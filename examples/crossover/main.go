@@ -15,6 +15,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,13 +25,21 @@ import (
 )
 
 func main() {
-	if err := run(os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "crossover:", err)
-			os.Exit(1)
-		}
+	err := run(os.Args[1:], os.Stdout, os.Stderr)
+	var bad *flagError
+	switch {
+	case err == nil || errors.Is(err, flag.ErrHelp):
+	case errors.As(err, &bad):
+		fmt.Fprintln(os.Stderr, "crossover:", err)
+		os.Exit(2)
+	default:
+		fmt.Fprintln(os.Stderr, "crossover:", err)
+		os.Exit(1)
 	}
 }
+
+// flagError is a flag, or an argument, that is wrong.
+type flagError struct{ error }
 
 // rates is a flag that holds prefill rates in tokens/s.
 type rates []float64
@@ -57,6 +66,7 @@ func (r *rates) Set(text string) error {
 		return fmt.Errorf("must be at most %d rates", most)
 	}
 	slices.Sort(*r)
+	*r = slices.Compact(*r)
 	return nil
 }
 
@@ -64,17 +74,29 @@ func run(args []string, stdout, stderr io.Writer) error {
 	model := kvpolicy.TransferModel{RecomputeOverheadSeconds: 0.2, KVBytesPerToken: 128_000}.WithLink(kvpolicy.LineRate(10))
 	prefillRates := rates{250, 3000, 7000, 17_759}
 	flags := flag.NewFlagSet("crossover", flag.ContinueOnError)
-	flags.SetOutput(stderr)
+	flags.SetOutput(io.Discard) // its errors are ours to print, once
 	out := flags.String("out", "", "directory to write crossover.png and crossover.svg to")
 	flags.Float64Var(&model.OverheadSeconds, "overhead", model.OverheadSeconds, "seconds before the first byte of a transfer")
 	flags.Float64Var(&model.RecomputeOverheadSeconds, "recompute-overhead", model.RecomputeOverheadSeconds, "seconds before a recompute's prefill")
 	flags.Float64Var(&model.KVBytesPerToken, "kv-bytes", model.KVBytesPerToken, "bytes of KV a token")
 	flags.Var(&prefillRates, "prefill-rates", "prefill rates of the destination in tokens/s, separated by commas")
-	if err := flags.Parse(args); err != nil {
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		flags.SetOutput(stderr)
+		flags.Usage()
 		return err
+	} else if err != nil {
+		return &flagError{err}
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+		return &flagError{fmt.Errorf("unexpected argument %q", flags.Arg(0))}
+	}
+	for _, f := range []struct {
+		name  string
+		value float64
+	}{{"overhead", model.OverheadSeconds}, {"recompute-overhead", model.RecomputeOverheadSeconds}, {"kv-bytes", model.KVBytesPerToken}} {
+		if !(f.value >= 0 && f.value <= 1e12) {
+			return &flagError{fmt.Errorf("-%s is %v, must be 0 to 1e12", f.name, f.value)}
+		}
 	}
 	if err := printTables(stdout, model, prefillRates); err != nil {
 		return err
@@ -82,7 +104,11 @@ func run(args []string, stdout, stderr io.Writer) error {
 	if *out == "" {
 		return nil
 	}
-	return drawMap(*out, model, prefillRates)
+	if err := drawMap(*out, model, prefillRates); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(stdout, "\nThe map is in %s and %s.\n", filepath.Join(*out, "crossover.png"), filepath.Join(*out, "crossover.svg"))
+	return err
 }
 
 // namedLink is a link with a name to print.

@@ -81,10 +81,10 @@ func TestBadFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for _, c := range []struct{ args, says string }{
-		{"-overhead -1", "overhead_s is -1, must be 0 to 1e12 seconds"},
-		{"-overhead NaN", "overhead_s is NaN"},
-		{"-recompute-overhead Inf", "recompute_overhead_s is +Inf"},
-		{"-kv-bytes -1", "kv_bytes_per_token is -1"},
+		{"-overhead -1", "-overhead is -1, must be 0 to 1e12"},
+		{"-overhead NaN", "-overhead is NaN"},
+		{"-recompute-overhead Inf", "-recompute-overhead is +Inf"},
+		{"-kv-bytes -1", "-kv-bytes is -1"},
 		{"-kv-bytes many", "-kv-bytes"},
 		{"-prefill-rates 0", `"0" must be 1e-9 to 1e18 tokens/s`},
 		{"-prefill-rates 250,", `"" must be`},
