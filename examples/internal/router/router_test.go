@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -273,6 +274,46 @@ func TestFilesAreWatched(t *testing.T) {
 	require.NoError(t, <-ended)
 	require.Error(t, r.WatchFile(context.Background(), filepath.Join(dir, "missing", "file")))
 }
+
+func TestOtherFilesInTheFolderDoNotMatter(t *testing.T) {
+	var lines atomic.Int64
+	dir := t.TempDir()
+	noise, err := os.Create(filepath.Join(dir, "log"))
+	require.NoError(t, err)
+	defer noise.Close()
+	r := newTestRouter(t, func(c *Config) {
+		still(c)
+		c.Logger = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+			lines.Add(1)
+			return noise.Write(p)
+		}), nil))
+	})
+	file := filepath.Join(dir, "instances.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("instances: [{url: 'http://127.0.0.1:1'}]"), 0o600))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.WatchFile(ctx, file) }()
+	eventually(t, "it is read", func() bool { return len(r.Instances()) == 1 })
+
+	// A fault that is logged into the folder is not logged again because of that.
+	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
+	eventually(t, "it is logged", func() bool { return lines.Load() >= 2 })
+	time.Sleep(4 * settle)
+	require.LessOrEqual(t, lines.Load(), int64(3), "joined, at most half a write, and the fault")
+
+	// A change is seen though the folder is never left alone.
+	require.NoError(t, os.WriteFile(file, []byte("instances: [{url: 'http://127.0.0.1:1'}, {url: 'http://127.0.0.1:2'}]"), 0o600))
+	eventually(t, "it is read again", func() bool {
+		_, err := noise.WriteString("x\n")
+		return err == nil && len(r.Instances()) == 2
+	})
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestNamesAreLookedUp(t *testing.T) {
 	r := newTestRouter(t, still)
