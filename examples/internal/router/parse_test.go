@@ -254,6 +254,18 @@ func TestResponsesThatAreNotAsTheyShouldBe(t *testing.T) {
 	require.Nil(t, r.Usage)
 }
 
+func TestWholeNumbersMayHaveAPoint(t *testing.T) {
+	for text, want := range map[string]int64{"16": 16, "16.0": 16, "1.6e1": 16, "null": 0, "999999999999999999": 999999999999999999} {
+		b, err := ParseBody([]byte(`{"max_tokens":`+text+`}`), false)
+		require.NoError(t, err, text)
+		require.Equal(t, want, b.MaxTokens, text)
+	}
+	for _, text := range []string{"1.5", "-2.0", "1e300", "1e400", `"5"`, "true"} {
+		_, err := ParseBody([]byte(`{"max_tokens":`+text+`}`), false)
+		require.ErrorContains(t, err, "max_tokens", text)
+	}
+}
+
 func TestParseInstances(t *testing.T) {
 	all, err := ParseInstances([]byte("instances:\n- url: http://10.0.0.1:8000\n- {id: b, url: 'https://host', kind: spot, draining: true, prefill_rate: 5, kv_capacity_tokens: 7}\n"))
 	require.NoError(t, err)
