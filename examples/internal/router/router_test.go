@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -373,6 +375,35 @@ func TestServersWithoutATokenizerAreNotAskedForLong(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, r.tokenize(context.Background(), unknown))
 	require.Len(t, r.tokenize(context.Background(), body), 2, "a wrong model is the client's fault, and costs nobody the tokenizer")
+}
+
+func TestOneLongPromptDoesNotCostTheOthersTheTokenizer(t *testing.T) {
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if data, _ := io.ReadAll(request.Body); len(data) > 1000 {
+			<-request.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, `{"tokens":[1,2]}`)
+	}))
+	defer slow.Close()
+	r := newTestRouter(t, func(c *Config) {
+		still(c)
+		c.TokenizeTimeout = 100 * time.Millisecond
+	})
+	all, err := ParseURLs(slow.URL)
+	require.NoError(t, err)
+	require.NoError(t, r.SetInstances(all))
+	ask := func(bytes int) int {
+		body, err := ParseBody([]byte(`{"prompt":"`+strings.Repeat("x", bytes)+`"}`), false)
+		require.NoError(t, err)
+		return len(r.tokenize(context.Background(), body))
+	}
+	require.Zero(t, ask(4000), "it takes too long")
+	require.Equal(t, 2, ask(10), "a short one is still asked for")
+	before := time.Now()
+	require.Zero(t, ask(4000))
+	require.Zero(t, ask(3000))
+	require.Less(t, time.Since(before), 100*time.Millisecond, "long ones are not, for a while")
 }
 
 func TestRequestsFarTooLong(t *testing.T) {
