@@ -500,6 +500,7 @@ func TestRefusals(t *testing.T) {
 	require.Contains(t, body, "larger than the KV cache")
 	for _, test := range []struct{ body, want string }{
 		{`nonsense`, "body"}, {`{"messages":3}`, "messages"}, {`{"prompt":"x","max_tokens":-1}`, "max_tokens"}, {`{"prompt":"x"`, "body"},
+		{`{"stream":"` + strings.Repeat("é", 40) + `"}`, "stream"}, {"{\"stream\":\"\xff\"}", "stream"}, {`[]`, "JSON object"},
 	} {
 		_, body := ask(test.body).immediate(http.StatusBadRequest)
 		require.Contains(t, body, test.want)

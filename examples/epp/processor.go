@@ -289,7 +289,7 @@ func (s *stream) refuse(code int, retryAfter, message string) error {
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode(code)},
 		Headers: &extproc.HeaderMutation{SetHeaders: headers},
 		Body:    data,
-		Details: "kvpolicy: " + message,
+		Details: "kvpolicy: " + strings.ToValidUTF8(message, "\uFFFD"), // a message with anything else cannot be sent
 	}}})
 }
 

@@ -124,6 +124,8 @@ func (g *gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil:
 		// Nobody is there to read it; the status is for the metrics.
 		w.WriteHeader(statusClientGone)
+	case errors.Is(err, errFirstByte):
+		writeError(w, http.StatusGatewayTimeout, "server_error", err.Error())
 	default:
 		writeError(w, http.StatusBadGateway, "server_error", err.Error())
 	}

@@ -336,6 +336,18 @@ func TestRetriesBeforeTheFirstByte(t *testing.T) {
 	}
 }
 
+func TestTooLate(t *testing.T) {
+	c := start(t, 1, fast(), func(r *router.Config, o *options) {
+		o.firstByte, r.Tokenize, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = 100*time.Millisecond, false, time.Hour, 0
+		r.Failures = 1 << 30
+		o.maxAttempts = 1
+	})
+	c.servers[0].SetFaults(vllmlike.Faults{Hang: true})
+	require.Equal(t, http.StatusGatewayTimeout, c.post("/v1/completions", `{"prompt":"p"}`).status)
+	c.servers[0].Kill()
+	require.Equal(t, http.StatusBadGateway, c.post("/v1/completions", `{"prompt":"p"}`).status)
+}
+
 func TestNothingIsRetriedAfterTheFirstByte(t *testing.T) {
 	like := fast()
 	c := start(t, 2, like, nil)

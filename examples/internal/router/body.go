@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
+	"strings"
 
 	"github.com/kvpolicy/kvpolicy"
 )
@@ -65,7 +67,7 @@ func (b *Body) read(d *json.Decoder) error {
 	if token, err := d.Token(); err != nil {
 		return err
 	} else if token != json.Delim('{') {
-		return errors.New("it is no object")
+		return errors.New("another value")
 	}
 	for d.More() {
 		token, err := d.Token()
@@ -136,7 +138,7 @@ func (b *Body) render(message json.RawMessage, at int) error {
 		ToolCalls json.RawMessage `json:"tool_calls"`
 	}
 	if err := json.Unmarshal(message, &m); err != nil {
-		return &kvpolicy.FieldError{Path: fmt.Sprintf("messages[%d]", at), Value: string(message[:min(len(message), 60)]), Want: "be a message"}
+		return &kvpolicy.FieldError{Path: fmt.Sprintf("messages[%d]", at), Value: beginning(message), Want: "be a message"}
 	}
 	b.Text = append(append(b.Text, m.Role...), '\n')
 	var text string
@@ -160,6 +162,23 @@ func (b *Body) render(message json.RawMessage, at int) error {
 	return nil
 }
 
+// beginning is as much of a value as an error shows.
+func beginning(value json.RawMessage) string {
+	return strings.ToValidUTF8(string(value[:min(len(value), 60)]), "\uFFFD")
+}
+
+// wholeNumber reads a whole number, which may be written as 16.0: vLLM takes
+// that.
+func wholeNumber(value json.RawMessage, to *int64) error {
+	err := json.Unmarshal(value, to)
+	var f float64
+	if err == nil || json.Unmarshal(value, &f) != nil || f != math.Trunc(f) || math.Abs(f) > 1e15 {
+		return err
+	}
+	*to = int64(f)
+	return nil
+}
+
 // member takes in a member other than messages.
 func (b *Body) member(key string, value json.RawMessage) error {
 	null := bytes.Equal(value, []byte("null"))
@@ -173,10 +192,10 @@ func (b *Body) member(key string, value json.RawMessage) error {
 	case "stream":
 		err = json.Unmarshal(value, &b.Stream)
 	case "max_completion_tokens":
-		err = json.Unmarshal(value, &b.MaxTokens)
+		err = wholeNumber(value, &b.MaxTokens)
 	case "max_tokens":
 		if b.MaxTokens == 0 {
-			err = json.Unmarshal(value, &b.MaxTokens)
+			err = wholeNumber(value, &b.MaxTokens)
 		}
 	case "prompt":
 		if null {
@@ -199,7 +218,7 @@ func (b *Body) member(key string, value json.RawMessage) error {
 		if want == "" {
 			want = "be a whole number of at least 0"
 		}
-		return &kvpolicy.FieldError{Path: key, Value: string(value[:min(len(value), 60)]), Want: want}
+		return &kvpolicy.FieldError{Path: key, Value: beginning(value), Want: want}
 	}
 	return nil
 }

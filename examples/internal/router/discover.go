@@ -18,12 +18,20 @@ import (
 // writers touch it several times.
 const settle = 50 * time.Millisecond
 
+// patience is how long a change may wait for that, where something else in the
+// folder, such as a log, is written all the time.
+const patience = time.Second
+
 // ReadInstances reads an instances file.
 func ReadInstances(file string) ([]Instance, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
+	return parseFile(file, data)
+}
+
+func parseFile(file string, data []byte) ([]Instance, error) {
 	all, err := ParseInstances(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
@@ -34,8 +42,8 @@ func ReadInstances(file string) ([]Instance, error) {
 // WatchFile keeps a router's instances to those of a file, until the context
 // ends. The file's folder is watched, so that a file that is replaced, or a
 // symbolic link that is changed as Kubernetes does with a ConfigMap, is seen
-// too. A file that cannot be read leaves the instances as they are and is
-// logged.
+// too; what else happens there is passed over. A file that cannot be read leaves
+// the instances as they are and is logged.
 func (r *Router) WatchFile(ctx context.Context, file string) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -48,16 +56,32 @@ func (r *Router) WatchFile(ctx context.Context, file string) error {
 	// The first reading comes after the watch, so that no change falls between.
 	read := time.NewTimer(0)
 	defer read.Stop()
+	var due time.Time // when it is read at the latest, zero for not at all
+	last := "nothing" // what the last reading found
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-watcher.Events:
-			read.Reset(settle)
+			now := time.Now()
+			if due.IsZero() {
+				due = now.Add(patience)
+			}
+			read.Reset(min(settle, max(0, due.Sub(now))))
 		case err := <-watcher.Errors:
 			r.config.Logger.Warn("watching instances", "file", file, "error", err)
 		case <-read.C:
-			all, err := ReadInstances(file)
+			due = time.Time{}
+			data, err := os.ReadFile(file)
+			found := fmt.Sprintf("%q, %v", data, err)
+			if found == last {
+				continue
+			}
+			last = found
+			var all []Instance
+			if err == nil {
+				all, err = parseFile(file, data)
+			}
 			if err == nil {
 				err = r.SetInstances(all)
 			}

@@ -24,7 +24,9 @@ type member struct {
 	retryAt  time.Time     // while down, when it is tried again
 	backoff  time.Duration // how long it is down the next time
 	fault    string        // of the last scrape, so that it is logged once
-	noTokens time.Time     // until when it is not asked for tokens
+	noTokens time.Time     // until when it is not asked for the tokens of prompts
+	// noTokensFrom is of how many bytes those prompts are, at least.
+	noTokensFrom int
 }
 
 func (r *Router) newMember(i Instance) *member {

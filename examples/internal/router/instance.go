@@ -60,7 +60,8 @@ type instanceEntry struct {
 //	- {id: spot-7, url: "http://10.0.0.2:8000", kind: spot, prefill_rate: 17000, draining: true}
 //
 // Besides url everything may be left out; see track.InstanceInfo. An unknown
-// key is an error, and so is an id that comes twice. An empty list is none.
+// key is an error, and so is an id that comes twice. An empty list is no
+// instances; a file without the list is an error, since it may be half written.
 func ParseInstances(data []byte) ([]Instance, error) {
 	var file struct {
 		Instances []instanceEntry `yaml:"instances"`
@@ -69,6 +70,9 @@ func ParseInstances(data []byte) ([]Instance, error) {
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
+	}
+	if file.Instances == nil {
+		return nil, &kvpolicy.FieldError{Path: "instances", Value: "missing", Want: "be a list, [] for none"}
 	}
 	all := make([]Instance, 0, len(file.Instances))
 	for at, entry := range file.Instances {

@@ -229,6 +229,13 @@ func TestResponsesThatAreNotAsTheyShouldBe(t *testing.T) {
 	require.True(t, r.Begun, "the last line counts without its end")
 
 	r = NewResponseReader("text/event-stream")
+	_, _ = r.Write([]byte(`data: {"choices":[{"delta":{"content":"","tool_calls":null}},{"delta":{"tool_calls":[]}}],"error":null}` + "\n"))
+	require.False(t, r.Failed, "null is no error")
+	require.Zero(t, r.Tokens, "nor a tool call")
+	_, _ = r.Write([]byte(`data: {"choices":[{"delta":{"reasoning":"hm"}}]}` + "\n" + `data: {"choices":[{"delta":{"tool_calls":[{}]}}]}` + "\n"))
+	require.EqualValues(t, 2, r.Tokens)
+
+	r = NewResponseReader("text/event-stream")
 	for range 40 { // a line without end is not kept
 		_, _ = r.Write(bytes.Repeat([]byte("x"), 100_000))
 		require.LessOrEqual(t, cap(r.pending), 2*maxWatched)
@@ -247,6 +254,18 @@ func TestResponsesThatAreNotAsTheyShouldBe(t *testing.T) {
 	require.Nil(t, r.Usage)
 }
 
+func TestWholeNumbersMayHaveAPoint(t *testing.T) {
+	for text, want := range map[string]int64{"16": 16, "16.0": 16, "1.6e1": 16, "null": 0, "999999999999999999": 999999999999999999} {
+		b, err := ParseBody([]byte(`{"max_tokens":`+text+`}`), false)
+		require.NoError(t, err, text)
+		require.Equal(t, want, b.MaxTokens, text)
+	}
+	for _, text := range []string{"1.5", "-2.0", "1e300", "1e400", `"5"`, "true"} {
+		_, err := ParseBody([]byte(`{"max_tokens":`+text+`}`), false)
+		require.ErrorContains(t, err, "max_tokens", text)
+	}
+}
+
 func TestParseInstances(t *testing.T) {
 	all, err := ParseInstances([]byte("instances:\n- url: http://10.0.0.1:8000\n- {id: b, url: 'https://host', kind: spot, draining: true, prefill_rate: 5, kv_capacity_tokens: 7}\n"))
 	require.NoError(t, err)
@@ -258,7 +277,7 @@ func TestParseInstances(t *testing.T) {
 	all, err = ParseInstances([]byte(`{"instances":[{"url":"http://[::1]"}]}`))
 	require.NoError(t, err)
 	require.Equal(t, "[::1]:80", all[0].Address())
-	all, err = ParseInstances(nil)
+	all, err = ParseInstances([]byte("instances: []"))
 	require.NoError(t, err)
 	require.Empty(t, all)
 	for text, want := range map[string]string{
@@ -268,6 +287,8 @@ func TestParseInstances(t *testing.T) {
 		"instances: [{url: 'http://x'}, {url: 'http://x:80'}]":      "instances[1]: kvpolicy: id",
 		"instances: [{id: a, url: 'http://x'}, {url: http://x:80}]": "instances[1]: kvpolicy: url",
 		"instances: 7": "line 1",
+		"":             "instances is missing",
+		"instances:\n": "instances is missing",
 		"other: []":    "other",
 	} {
 		_, err := ParseInstances([]byte(text))

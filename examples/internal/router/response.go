@@ -82,13 +82,14 @@ type chunk struct {
 	Choices []struct {
 		Text  string `json:"text"`
 		Delta *struct {
-			Content   string          `json:"content"`
-			Reasoning string          `json:"reasoning_content"`
-			ToolCalls json.RawMessage `json:"tool_calls"`
+			Content   string            `json:"content"`
+			Reasoning string            `json:"reasoning"`
+			Thoughts  string            `json:"reasoning_content"` // vLLM's older name for it
+			ToolCalls []json.RawMessage `json:"tool_calls"`
 		} `json:"delta"`
 	} `json:"choices"`
-	Usage *Usage          `json:"usage"`
-	Error json.RawMessage `json:"error"`
+	Usage *Usage `json:"usage"`
+	Error any    `json:"error"`
 }
 
 func (r *ResponseReader) line(line []byte) {
@@ -102,11 +103,11 @@ func (r *ResponseReader) line(line []byte) {
 	if json.Unmarshal(data, &c) != nil { // what is no business of ours
 		return
 	}
-	r.Failed = r.Failed || len(c.Error) > 0
+	r.Failed = r.Failed || c.Error != nil
 	for _, choice := range c.Choices {
 		r.Begun = true // vLLM sends the role with the first token
 		d := choice.Delta
-		if choice.Text != "" || d != nil && (d.Content != "" || d.Reasoning != "" || len(d.ToolCalls) > 0) {
+		if choice.Text != "" || d != nil && (d.Content != "" || d.Reasoning != "" || d.Thoughts != "" || len(d.ToolCalls) > 0) {
 			r.Tokens++
 		}
 	}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -274,6 +277,46 @@ func TestFilesAreWatched(t *testing.T) {
 	require.Error(t, r.WatchFile(context.Background(), filepath.Join(dir, "missing", "file")))
 }
 
+func TestOtherFilesInTheFolderDoNotMatter(t *testing.T) {
+	var lines atomic.Int64
+	dir := t.TempDir()
+	noise, err := os.Create(filepath.Join(dir, "log"))
+	require.NoError(t, err)
+	defer noise.Close()
+	r := newTestRouter(t, func(c *Config) {
+		still(c)
+		c.Logger = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+			lines.Add(1)
+			return noise.Write(p)
+		}), nil))
+	})
+	file := filepath.Join(dir, "instances.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("instances: [{url: 'http://127.0.0.1:1'}]"), 0o600))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.WatchFile(ctx, file) }()
+	eventually(t, "it is read", func() bool { return len(r.Instances()) == 1 })
+
+	// A fault that is logged into the folder is not logged again because of that.
+	require.NoError(t, os.WriteFile(file, []byte("nonsense"), 0o600))
+	eventually(t, "it is logged", func() bool { return lines.Load() >= 2 })
+	time.Sleep(4 * settle)
+	require.LessOrEqual(t, lines.Load(), int64(3), "joined, at most half a write, and the fault")
+
+	// A change is seen though the folder is never left alone.
+	require.NoError(t, os.WriteFile(file, []byte("instances: [{url: 'http://127.0.0.1:1'}, {url: 'http://127.0.0.1:2'}]"), 0o600))
+	eventually(t, "it is read again", func() bool {
+		_, err := noise.WriteString("x\n")
+		return err == nil && len(r.Instances()) == 2
+	})
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 func TestNamesAreLookedUp(t *testing.T) {
 	r := newTestRouter(t, still)
 	answers := make(chan []string)
@@ -332,6 +375,35 @@ func TestServersWithoutATokenizerAreNotAskedForLong(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, r.tokenize(context.Background(), unknown))
 	require.Len(t, r.tokenize(context.Background(), body), 2, "a wrong model is the client's fault, and costs nobody the tokenizer")
+}
+
+func TestOneLongPromptDoesNotCostTheOthersTheTokenizer(t *testing.T) {
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		if data, _ := io.ReadAll(request.Body); len(data) > 1000 {
+			<-request.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, `{"tokens":[1,2]}`)
+	}))
+	defer slow.Close()
+	r := newTestRouter(t, func(c *Config) {
+		still(c)
+		c.TokenizeTimeout = 100 * time.Millisecond
+	})
+	all, err := ParseURLs(slow.URL)
+	require.NoError(t, err)
+	require.NoError(t, r.SetInstances(all))
+	ask := func(bytes int) int {
+		body, err := ParseBody([]byte(`{"prompt":"`+strings.Repeat("x", bytes)+`"}`), false)
+		require.NoError(t, err)
+		return len(r.tokenize(context.Background(), body))
+	}
+	require.Zero(t, ask(4000), "it takes too long")
+	require.Equal(t, 2, ask(10), "a short one is still asked for")
+	before := time.Now()
+	require.Zero(t, ask(4000))
+	require.Zero(t, ask(3000))
+	require.Less(t, time.Since(before), 100*time.Millisecond, "long ones are not, for a while")
 }
 
 func TestRequestsFarTooLong(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 const (
 	// maxTokenized bounds the answer of a tokenizer in bytes.
 	maxTokenized = 64 << 20
-	// noTokenizer is how long a server without a tokenizer, or with a slow one,
-	// is not asked again.
+	// noTokenizer is how long a server without a tokenizer is not asked again,
+	// nor one that was too slow, for prompts of half that length and more.
 	noTokenizer = time.Minute
 )
 
@@ -33,7 +33,7 @@ func (r *Router) tokenize(ctx context.Context, body *Body) []uint32 {
 	if request == nil {
 		return nil
 	}
-	m, instance := r.tokenizer(time.Now())
+	m, instance := r.tokenizer(time.Now(), len(request))
 	if m == nil {
 		return nil
 	}
@@ -42,22 +42,27 @@ func (r *Router) tokenize(ctx context.Context, body *Body) []uint32 {
 	tokens, err := r.askTokens(asking, instance, request)
 	if err != nil && !errors.Is(err, errPrompt) && ctx.Err() == nil {
 		m.mu.Lock()
-		m.noTokens = time.Now().Add(noTokenizer)
+		m.noTokens, m.noTokensFrom = time.Now().Add(noTokenizer), 0
+		if errors.Is(err, context.DeadlineExceeded) {
+			// It may be the prompt's length, which others need not suffer for.
+			m.noTokensFrom = (len(request) + 1) / 2
+		}
 		m.mu.Unlock()
 		r.config.Logger.Info("prompts are estimated for a while", "instance", instance.ID, "error", err)
 	}
 	return tokens
 }
 
-// tokenizer finds an instance to ask, each in its turn.
-func (r *Router) tokenizer(now time.Time) (*member, Instance) {
+// tokenizer finds an instance to ask for a prompt of so many bytes, each in its
+// turn.
+func (r *Router) tokenizer(now time.Time, size int) (*member, Instance) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for range r.order {
 		r.turn++
 		m := r.order[r.turn%uint64(len(r.order))]
 		m.mu.Lock()
-		ready := !m.isDown && !now.Before(m.noTokens)
+		ready := !m.isDown && (!now.Before(m.noTokens) || size < m.noTokensFrom)
 		m.mu.Unlock()
 		if ready {
 			return m, m.instance
