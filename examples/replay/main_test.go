@@ -176,6 +176,29 @@ func TestFilesAreWholeAndStandAlone(t *testing.T) {
 	assert.Equal(t, 10, strings.Count(page, "<td>unified</td>")+strings.Count(page, "<td><span>unified</span></td>")+7, "unified has its line in each table but the comparison")
 }
 
+func TestWhatIsThereAlreadyKeepsItsNature(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	require.NoError(t, os.WriteFile(path("private"), []byte("old"), 0o600))
+	require.NoError(t, os.Symlink("private", path("link")))
+	require.NoError(t, writeFile(path("link"), []byte("new")))
+	data, err := os.ReadFile(path("private"))
+	require.NoError(t, err)
+	assert.Equal(t, "new", string(data))
+	info, err := os.Stat(path("private"))
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o600), info.Mode(), "permissions stay")
+	info, err = os.Lstat(path("link"))
+	require.NoError(t, err)
+	assert.NotZero(t, info.Mode()&os.ModeSymlink, "a link stays one")
+
+	require.NoError(t, os.Symlink(os.DevNull, path("null")))
+	require.NoError(t, writeFile(path("null"), []byte("gone")))
+	info, err = os.Stat(path("null"))
+	require.NoError(t, err)
+	assert.False(t, info.Mode().IsRegular(), "a device stays one")
+}
+
 func assertXML(t *testing.T, data []byte) {
 	t.Helper()
 	d := xml.NewDecoder(bytes.NewReader(data))
@@ -232,6 +255,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{[]string{"-csv", "/no/such/place/x.csv"}, []string{"-csv"}},
 		{[]string{"-report", "/no/such/place/x.html"}, []string{"-report"}},
 		{[]string{"-pictures", file}, []string{"-pictures"}},
+		{[]string{"-csv", filepath.Dir(file)}, []string{"-csv", "directory"}},
+		{[]string{"-csv", file, "-report", file}, []string{"-csv", "-report"}},
 		{[]string{"trace.jsonl"}, []string{"trace.jsonl", "-trace"}},
 	} {
 		status, out, errs := replayed(t, c.args...)

@@ -211,6 +211,12 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 		if info, err := os.Stat(filepath.Dir(f.path)); err != nil || !info.IsDir() {
 			return nil, fmt.Errorf("-%s %s: there is no such directory", f.name, f.path)
 		}
+		if info, err := os.Stat(f.path); err == nil && info.IsDir() {
+			return nil, fmt.Errorf("-%s %s is a directory, must be a file", f.name, f.path)
+		}
+	}
+	if o.csv != "" && filepath.Clean(o.csv) == filepath.Clean(o.report) {
+		return nil, fmt.Errorf("-csv and -report are both %s", o.csv)
 	}
 	if o.pictures != "" {
 		if info, err := os.Stat(o.pictures); err == nil && !info.IsDir() {
