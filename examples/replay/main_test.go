@@ -282,6 +282,22 @@ func TestInterruptedRunsLeaveNoFile(t *testing.T) {
 	assert.Empty(t, entries)
 }
 
+// closedPipe is an output that nobody reads.
+type closedPipe struct{}
+
+func (closedPipe) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+func TestAClosedOutputIsAnErrorAndCostsNoFile(t *testing.T) {
+	for _, more := range [][]string{{}, {"-json"}} {
+		file := filepath.Join(t.TempDir(), "out.csv")
+		var errs bytes.Buffer
+		status := run(context.Background(), tiny(append(more, "-policies", "unified", "-csv", file)...), closedPipe{}, &errs)
+		assert.Equal(t, statusFailed, status)
+		assert.Contains(t, errs.String(), "closed pipe")
+		assert.FileExists(t, file)
+	}
+}
+
 func TestAPartialGridStillMakesATable(t *testing.T) {
 	o, err := parseOptions(tiny("-policies", "unified,marginal,lmetric"), io.Discard)
 	require.NoError(t, err)
