@@ -311,6 +311,9 @@ func TestAPartialGridStillMakesATable(t *testing.T) {
 	require.NoError(t, s.writeText(&out))
 	assert.Contains(t, out.String(), "INTERRUPTED")
 	assert.Regexp(t, `(?m)^ lmetric +–`, out.String())
+	assert.Regexp(t, `(?m)^ marginal \(1 of 2\) +\d`, out.String(), "a mean over other arrivals says so")
+	assert.Regexp(t, `(?m)^ unified +\d`, out.String())
+	assert.NotContains(t, out.String(), "NaN")
 	assert.Contains(t, out.String(), "one pair, no interval")
 	_, err = s.draw()
 	assert.NoError(t, err, "what is missing is left out of the pictures")
@@ -324,6 +327,15 @@ func TestLostRequestsAreAnError(t *testing.T) {
 	require.NoError(t, g.lost())
 	g.results[1][0][1].Completed--
 	assert.ErrorContains(t, g.lost(), "1 of ")
+}
+
+func TestFewAreNotNone(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 0.2: "0.20", 3: "3", 9.75: "9.8", 11.6: "12"} {
+		assert.Equal(t, want, count(v))
+	}
+	status, _, errs := replayed(t, tiny("-max-context", "5")...)
+	assert.Equal(t, statusFailed, status)
+	assert.Contains(t, errs, "-max-context 5", "why none is left")
 }
 
 func TestRealTraces(t *testing.T) {
