@@ -257,6 +257,9 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{[]string{"-pictures", file}, []string{"-pictures"}},
 		{[]string{"-csv", filepath.Dir(file)}, []string{"-csv", "directory"}},
 		{[]string{"-csv", file, "-report", file}, []string{"-csv", "-report"}},
+		{[]string{"-trace", ""}, []string{"-trace is empty"}},
+		{[]string{"-policies", ""}, []string{"-policies is empty"}},
+		{[]string{"-scale", "1e6", "-loads", "0.5"}, []string{"-loads", "-scale"}},
 		{[]string{"trace.jsonl"}, []string{"trace.jsonl", "-trace"}},
 	} {
 		status, out, errs := replayed(t, c.args...)
