@@ -102,7 +102,7 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 	loads := flags.String("loads", "", "comma-separated offered loads `F,...` relative to the trace's; the first is what the tables are about, the others show in the sweep; absent: 1 for a trace, 1,0.5,0.75,1.25 for the generated workload")
 	flags.Float64Var(&o.scale, "scale", 1, "stretch the trace's times by this factor before -loads: 2 sends at half the speed")
 	flags.IntVar(&o.instances, "instances", 8, "`N` instances")
-	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds 1 to K")
+	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds 1 to K; where a trace has times of its own, each seed moves every session (every request, where there are none) later by up to 10 s, before -window and -limit")
 	flags.Float64Var(&o.objectives.TTFTSeconds, "slo-ttft", 5, "goodput asks for a TTFT of at most so many `SECONDS`")
 	flags.Float64Var(&o.objectives.TPOTSeconds, "slo-tpot", 0.1, "goodput asks for a TPOT of at most so many `SECONDS`")
 	flags.IntVar(&o.source.MaxRequests, "limit", 0, "send the first `N` requests only; 0 = all")
