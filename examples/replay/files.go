@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -17,6 +19,24 @@ func (s *summary) writeJSON(out io.Writer) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", " ")
 	return encoder.Encode(s)
+}
+
+// writeFile writes a file that comes into being whole, or is replaced whole,
+// with the permissions that it had. A link stays: what it leads to is replaced.
+// What is no regular file, such as a device or a pipe, is written to.
+func writeFile(path string, data []byte) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		file, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = file.Write(data)
+		return errors.Join(err, file.Close())
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	return renameio.WriteFile(path, data, 0o644, renameio.WithExistingPermissions())
 }
 
 // writeFiles writes what the flags ask for. Each file comes into being whole.
@@ -39,7 +59,7 @@ func (s *summary) writeFiles(g *grid) error {
 		}
 		for _, p := range pictures {
 			for ending, data := range map[string][]byte{".png": p.png, ".svg": p.svg} {
-				if err := renameio.WriteFile(filepath.Join(dir, p.name+ending), data, 0o644); err != nil {
+				if err := writeFile(filepath.Join(dir, p.name+ending), data); err != nil {
 					return err
 				}
 			}
@@ -50,19 +70,15 @@ func (s *summary) writeFiles(g *grid) error {
 		if err != nil {
 			return err
 		}
-		return renameio.WriteFile(s.options.report, html, 0o644)
+		return writeFile(s.options.report, html)
 	}
 	return nil
 }
 
 // writeCSV writes a line for every run.
 func writeCSV(path string, g *grid, metrics []replay.Metric) (err error) {
-	file, err := renameio.NewPendingFile(path, renameio.WithPermissions(0o644))
-	if err != nil {
-		return err
-	}
-	defer file.Cleanup()
-	w := csv.NewWriter(file)
+	var out bytes.Buffer
+	w := csv.NewWriter(&out)
 	head := []string{"pacing", "load", "policy", "connector", "seed"}
 	for _, m := range metrics {
 		head = append(head, m.Name)
@@ -99,5 +115,5 @@ func writeCSV(path string, g *grid, metrics []replay.Metric) (err error) {
 	if err != nil {
 		return err
 	}
-	return file.CloseAtomicallyReplace()
+	return writeFile(path, out.Bytes())
 }

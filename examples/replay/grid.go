@@ -75,9 +75,13 @@ func replayAll(ctx context.Context, o *options, stderr io.Writer) (*grid, error)
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	var total int64
+	var total, leftOut int64
 	for _, c := range g.ceilings {
+		leftOut += c.LeftOut
 		total += c.Requests * int64(len(g.settings)*len(o.rows))
+	}
+	if total == 0 && leftOut > 0 {
+		return nil, fmt.Errorf("%s has no request left to send: all are longer than -max-context %d", o.workload.Name(), o.source.MaxContextTokens)
 	}
 	if total == 0 {
 		return nil, fmt.Errorf("%s has no request left to send", o.workload.Name())

@@ -17,6 +17,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -66,24 +67,35 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if summaryErr != nil {
 		return fail(statusFailed, summaryErr)
 	}
+	// The files first: a reader that closes the pipe early must not cost them.
+	interrupted := ctx.Err() != nil
+	var filesErr error
+	if !interrupted && err == nil {
+		filesErr = s.writeFiles(g)
+	}
+	var out bytes.Buffer
 	if o.json {
-		if err := s.writeJSON(stdout); err != nil {
+		if err := s.writeJSON(&out); err != nil {
 			return fail(statusFailed, err)
 		}
-	} else if err := s.writeText(stdout); err != nil {
+	} else {
+		if err := s.writeText(&out); err != nil {
+			return fail(statusFailed, err)
+		}
+		if !interrupted && err == nil && filesErr == nil {
+			fmt.Fprintf(&out, "\n%d runs, %d requests, in %.1f s.\n", g.runs(), g.requests(), time.Since(began).Seconds())
+		}
+	}
+	if _, err := stdout.Write(out.Bytes()); err != nil {
 		return fail(statusFailed, err)
 	}
 	switch {
-	case ctx.Err() != nil:
+	case interrupted:
 		return fail(statusInterrupted, fmt.Errorf("interrupted after %d of %d runs; no file was written", g.complete(), g.runs()))
 	case err != nil:
 		return fail(statusFailed, err)
-	}
-	if err := s.writeFiles(g); err != nil {
-		return fail(statusFailed, err)
-	}
-	if !o.json {
-		fmt.Fprintf(stdout, "\n%d runs, %d requests, in %.1f s.\n", g.runs(), g.requests(), time.Since(began).Seconds())
+	case filesErr != nil:
+		return fail(statusFailed, filesErr)
 	}
 	if err := g.lost(); err != nil {
 		return fail(statusFailed, err)

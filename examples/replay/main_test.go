@@ -176,6 +176,29 @@ func TestFilesAreWholeAndStandAlone(t *testing.T) {
 	assert.Equal(t, 10, strings.Count(page, "<td>unified</td>")+strings.Count(page, "<td><span>unified</span></td>")+7, "unified has its line in each table but the comparison")
 }
 
+func TestWhatIsThereAlreadyKeepsItsNature(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	require.NoError(t, os.WriteFile(path("private"), []byte("old"), 0o600))
+	require.NoError(t, os.Symlink("private", path("link")))
+	require.NoError(t, writeFile(path("link"), []byte("new")))
+	data, err := os.ReadFile(path("private"))
+	require.NoError(t, err)
+	assert.Equal(t, "new", string(data))
+	info, err := os.Stat(path("private"))
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o600), info.Mode(), "permissions stay")
+	info, err = os.Lstat(path("link"))
+	require.NoError(t, err)
+	assert.NotZero(t, info.Mode()&os.ModeSymlink, "a link stays one")
+
+	require.NoError(t, os.Symlink(os.DevNull, path("null")))
+	require.NoError(t, writeFile(path("null"), []byte("gone")))
+	info, err = os.Stat(path("null"))
+	require.NoError(t, err)
+	assert.False(t, info.Mode().IsRegular(), "a device stays one")
+}
+
 func assertXML(t *testing.T, data []byte) {
 	t.Helper()
 	d := xml.NewDecoder(bytes.NewReader(data))
@@ -232,6 +255,11 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{[]string{"-csv", "/no/such/place/x.csv"}, []string{"-csv"}},
 		{[]string{"-report", "/no/such/place/x.html"}, []string{"-report"}},
 		{[]string{"-pictures", file}, []string{"-pictures"}},
+		{[]string{"-csv", filepath.Dir(file)}, []string{"-csv", "directory"}},
+		{[]string{"-csv", file, "-report", file}, []string{"-csv", "-report"}},
+		{[]string{"-trace", ""}, []string{"-trace is empty"}},
+		{[]string{"-policies", ""}, []string{"-policies is empty"}},
+		{[]string{"-scale", "1e6", "-loads", "0.5"}, []string{"-loads", "-scale"}},
 		{[]string{"trace.jsonl"}, []string{"trace.jsonl", "-trace"}},
 	} {
 		status, out, errs := replayed(t, c.args...)
@@ -257,6 +285,22 @@ func TestInterruptedRunsLeaveNoFile(t *testing.T) {
 	assert.Empty(t, entries)
 }
 
+// closedPipe is an output that nobody reads.
+type closedPipe struct{}
+
+func (closedPipe) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+func TestAClosedOutputIsAnErrorAndCostsNoFile(t *testing.T) {
+	for _, more := range [][]string{{}, {"-json"}} {
+		file := filepath.Join(t.TempDir(), "out.csv")
+		var errs bytes.Buffer
+		status := run(context.Background(), tiny(append(more, "-policies", "unified", "-csv", file)...), closedPipe{}, &errs)
+		assert.Equal(t, statusFailed, status)
+		assert.Contains(t, errs.String(), "closed pipe")
+		assert.FileExists(t, file)
+	}
+}
+
 func TestAPartialGridStillMakesATable(t *testing.T) {
 	o, err := parseOptions(tiny("-policies", "unified,marginal,lmetric"), io.Discard)
 	require.NoError(t, err)
@@ -270,6 +314,9 @@ func TestAPartialGridStillMakesATable(t *testing.T) {
 	require.NoError(t, s.writeText(&out))
 	assert.Contains(t, out.String(), "INTERRUPTED")
 	assert.Regexp(t, `(?m)^ lmetric +–`, out.String())
+	assert.Regexp(t, `(?m)^ marginal \(1 of 2\) +\d`, out.String(), "a mean over other arrivals says so")
+	assert.Regexp(t, `(?m)^ unified +\d`, out.String())
+	assert.NotContains(t, out.String(), "NaN")
 	assert.Contains(t, out.String(), "one pair, no interval")
 	_, err = s.draw()
 	assert.NoError(t, err, "what is missing is left out of the pictures")
@@ -283,6 +330,15 @@ func TestLostRequestsAreAnError(t *testing.T) {
 	require.NoError(t, g.lost())
 	g.results[1][0][1].Completed--
 	assert.ErrorContains(t, g.lost(), "1 of ")
+}
+
+func TestFewAreNotNone(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 0.2: "0.20", 3: "3", 9.75: "9.8", 11.6: "12"} {
+		assert.Equal(t, want, count(v))
+	}
+	status, _, errs := replayed(t, tiny("-max-context", "5")...)
+	assert.Equal(t, statusFailed, status)
+	assert.Contains(t, errs, "-max-context 5", "why none is left")
 }
 
 func TestRealTraces(t *testing.T) {

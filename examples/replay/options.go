@@ -102,14 +102,14 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 	loads := flags.String("loads", "", "comma-separated offered loads `F,...` relative to the trace's; the first is what the tables are about, the others show in the sweep; absent: 1 for a trace, 1,0.5,0.75,1.25 for the generated workload")
 	flags.Float64Var(&o.scale, "scale", 1, "stretch the trace's times by this factor before -loads: 2 sends at half the speed")
 	flags.IntVar(&o.instances, "instances", 8, "`N` instances")
-	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds 1 to K")
+	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds 1 to K; where a trace has times of its own, each seed moves every session (every request, where there are none) later by up to 10 s, before -window and -limit")
 	flags.Float64Var(&o.objectives.TTFTSeconds, "slo-ttft", 5, "goodput asks for a TTFT of at most so many `SECONDS`")
 	flags.Float64Var(&o.objectives.TPOTSeconds, "slo-tpot", 0.1, "goodput asks for a TPOT of at most so many `SECONDS`")
 	flags.IntVar(&o.source.MaxRequests, "limit", 0, "send the first `N` requests only; 0 = all")
 	flags.Float64Var(&o.source.UntilSeconds, "window", 0, "send the first so many `SECONDS` of the trace only; 0 = all")
 	flags.IntVar(&o.source.MaxContextTokens, "max-context", 262144, "leave out requests whose prompt and output are longer than `N` tokens, as a server refuses them; 0 = none")
 	connectorName := flags.String("connector", "auto", "KV `CONNECTOR` loaded: none, nixl, mooncake, or auto: mooncake for policies with PD-separation, none for others")
-	truth := flags.Bool("truth", false, "show the router each engine's state and cache as they are, instead of the next five flags")
+	truth := flags.Bool("truth", false, "show the router each engine's state and cache as they are; -signals, -index, -scrape, -delay and -index-tokens are not read then")
 	signals := flags.String("signals", "tracked", "the router's load signals: tracked (its own requests in flight) or scraped")
 	index := flags.String("index", "dispatch", "the router's cache signal: dispatch or first-token (its own index, filled then), or engine (asks the engine at each decision)")
 	scrape := flags.Float64("scrape", 1, "`SECONDS` between two scrapes of the metrics")
@@ -156,6 +156,15 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 		}
 	}
 	o.source.SessionsPerSecond = *rate
+	var empty error
+	flags.Visit(func(f *flag.Flag) {
+		if f.Value.String() == "" {
+			empty = fmt.Errorf("-%s is empty", f.Name)
+		}
+	})
+	if empty != nil {
+		return nil, empty
+	}
 
 	// What a row has unless it says otherwise, in the words of its own settings.
 	defaults := row{view: replay.View{Truth: *truth, ScrapeSeconds: *scrape, DelaySeconds: *delay, IndexTokens: *indexTokens}}
@@ -174,7 +183,7 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 			return nil, fmt.Errorf("-policies: %w", err)
 		}
 		if slices.ContainsFunc(o.rows, func(other row) bool { return other.name == r.name }) {
-			return nil, fmt.Errorf("-policies: %s is there twice", r.name)
+			return nil, fmt.Errorf("-policies: %s is there twice; a file's row has the file's name without .json", r.name)
 		}
 		o.rows = append(o.rows, r)
 	}
@@ -202,6 +211,9 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 		if err != nil || !(f >= 1e-3 && f <= 1e3) || slices.Contains(o.loads, f) {
 			return nil, fmt.Errorf("-loads is %q, must be a list of different numbers from 0.001 to 1000", *loads)
 		}
+		if !(f/o.scale >= 1e-6 && f/o.scale <= 1e6) {
+			return nil, fmt.Errorf("-loads %g over -scale %g is %g, must be 1e-06 to 1e+06", f, o.scale, f/o.scale)
+		}
 		o.loads = append(o.loads, f)
 	}
 	for _, f := range []struct{ name, path string }{{"csv", o.csv}, {"report", o.report}} {
@@ -211,6 +223,12 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 		if info, err := os.Stat(filepath.Dir(f.path)); err != nil || !info.IsDir() {
 			return nil, fmt.Errorf("-%s %s: there is no such directory", f.name, f.path)
 		}
+		if info, err := os.Stat(f.path); err == nil && info.IsDir() {
+			return nil, fmt.Errorf("-%s %s is a directory, must be a file", f.name, f.path)
+		}
+	}
+	if o.csv != "" && filepath.Clean(o.csv) == filepath.Clean(o.report) {
+		return nil, fmt.Errorf("-csv and -report are both %s", o.csv)
 	}
 	if o.pictures != "" {
 		if info, err := os.Stat(o.pictures); err == nil && !info.IsDir() {

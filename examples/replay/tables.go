@@ -39,6 +39,18 @@ func significant(v float64, digits int) string {
 	return strconv.FormatFloat(v, 'f', max(0, min(decimals, 9)), 64)
 }
 
+// count is a mean of counts: one below 10 that is no whole number keeps two
+// digits, so that few are not none.
+func count(v float64) string {
+	switch {
+	case math.IsNaN(v):
+		return "–"
+	case v < 10 && v != math.Trunc(v):
+		return significant(v, 2)
+	}
+	return whole(v)
+}
+
 // latencyColumns, fleetColumns and comparedColumns are those of the tables.
 func latencyColumns() []column {
 	var list []column
@@ -70,9 +82,9 @@ func fleetColumns() []column {
 		{"hotspot\nindex", "hotspot_index", plain},
 		{"TTFT act/pred\np50", "ttft_actual_over_predicted_p50", plain},
 		{"\np90", "ttft_actual_over_predicted_p90", plain},
-		{"pre-\nempted", "preemptions", whole},
+		{"pre-\nempted", "preemptions", count},
 		{"pre-\nfilled\nelsewhere", "triggered", plain},
-		{"lost", "lost", whole},
+		{"lost", "lost", count},
 	}
 }
 
@@ -94,7 +106,7 @@ func (s *summary) allTables() []tableSpec {
 		where := fmt.Sprintf("%s, load %g", setting.Pacing, setting.Load)
 		list = append(list,
 			s.figures("Latency ("+where+")", setting, latencyColumns(),
-				fmt.Sprintf("Means over %d seeds of each run's figure.", s.Seeds)),
+				fmt.Sprintf("Means over %d seeds of each run's figure.", s.Seeds)+s.partly()),
 			s.figures("Cache, balance and prediction ("+where+")", setting, fleetColumns(),
 				fmt.Sprintf("Goodput: TTFT at most %g s and TPOT at most %g ms. Ceiling: one instance with an endless cache. Index error: distance between the cached tokens that the router expected and those found.", s.Objectives.TTFT, s.Objectives.TPOT*1e3),
 				"Ongoing: mean prompt tokens of unfinished requests. Hotspot index: TTFT p90 of the worst instance over the median one's. act/pred: actual TTFT over contention + queue + prefill of the policy's cost.",
@@ -112,13 +124,30 @@ func (s *summary) allTables() []tableSpec {
 	return list
 }
 
+// label is a row's name, and how many of its seeds are complete where not all
+// but some are: its means are of other arrivals then than those of other rows.
+func (s *summary) label(p policySummary) string {
+	if p.Runs == 0 || p.Runs == s.Seeds {
+		return p.Name
+	}
+	return fmt.Sprintf("%s (%d of %d)", p.Name, p.Runs, s.Seeds)
+}
+
+// partly explains the labels where the replay was interrupted.
+func (s *summary) partly() string {
+	if s.Complete {
+		return ""
+	}
+	return " Policies with seeds missing say so: their figures are of fewer arrivals, and compare with the baseline's over those alone."
+}
+
 func (s *summary) figures(title string, setting settingSummary, columns []column, notes ...string) tableSpec {
 	t := tableSpec{Title: title, Notes: notes, Head: []string{"policy"}}
 	for _, c := range columns {
 		t.Head = append(t.Head, c.head)
 	}
 	for _, p := range setting.Policies {
-		cells := []string{p.Name}
+		cells := []string{s.label(p)}
 		for _, c := range columns {
 			cells = append(cells, c.format(p.mean(c.metric)))
 		}
@@ -131,7 +160,7 @@ func (s *summary) compared(where string, setting settingSummary) tableSpec {
 	columns := comparedColumns()
 	t := tableSpec{
 		Title: fmt.Sprintf("Against %s, paired (%s)", s.Baseline, where),
-		Notes: []string{fmt.Sprintf("Change of the mean over %d paired seeds; in brackets the difference with its 95 %% bootstrap interval, in the column's unit. \"No difference shown\": the interval holds zero.", s.Seeds)},
+		Notes: []string{fmt.Sprintf("Change of the mean over %d paired seeds; in brackets the difference with its 95 %% bootstrap interval, in the column's unit. \"No difference shown\": the interval holds zero.", s.Seeds) + s.partly()},
 		Head:  []string{"policy"},
 	}
 	for _, c := range columns {
@@ -141,7 +170,7 @@ func (s *summary) compared(where string, setting settingSummary) tableSpec {
 		if s.rows[i].name == s.Baseline {
 			continue
 		}
-		cells := []string{p.Name}
+		cells := []string{s.label(p)}
 		for _, c := range columns {
 			cells = append(cells, comparison(p.Metrics[c.metric].AgainstBaseline, c.format))
 		}
@@ -184,7 +213,7 @@ func (s *summary) funnel(where string, setting settingSummary) tableSpec {
 	}
 	separating := setting.separating()
 	for _, p := range separating {
-		t.Head = append(t.Head, p.Name)
+		t.Head = append(t.Head, s.label(p))
 	}
 	for _, gate := range gates() {
 		word := gate.String()
@@ -244,7 +273,7 @@ func (s *summary) sweep() tableSpec {
 			}
 			for _, setting := range pacing {
 				p := setting.Policies[i]
-				t.Rows[i] = append(t.Rows[i], seconds(p.mean("ttft_p90_s"))+" / "+seconds(p.mean("e2e_p90_s"))+" / "+percent(p.mean("goodput")))
+				t.Rows[i] = append(t.Rows[i], seconds(p.mean("ttft_p90_s"))+" / "+seconds(p.mean("e2e_p90_s"))+" / "+percent(p.mean("goodput"))+strings.TrimPrefix(s.label(p), p.Name))
 			}
 			t.Rows[i] = append(t.Rows[i], from)
 		}

@@ -19,7 +19,7 @@ func (s *summary) header() []string {
 			w.Name, w.Requests, w.Sessions, w.InputTokens/1e6, w.OutputTokens/1e6, w.ReusableShare*100),
 	}
 	if w.LeftOut > 0 {
-		lines = append(lines, fmt.Sprintf("Left out: %.0f requests longer than %d tokens.", w.LeftOut, w.MaxContext))
+		lines = append(lines, fmt.Sprintf("Left out: %s requests longer than %d tokens.", count(w.LeftOut), w.MaxContext))
 	}
 	lines = append(lines, fmt.Sprintf("Fleet: %d instances (%s), %d tokens of KV each.", s.Instances, s.Fleet, capacity()))
 	if slices.ContainsFunc(s.rows, func(r row) bool { return r.connector != connectorNone }) {

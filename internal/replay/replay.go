@@ -144,12 +144,27 @@ func (r *runner) finished() (*Result, error) {
 	return r.result, nil
 }
 
-// scrapeAgain scrapes now and then every ScrapeSeconds until the end.
+// longIdle is the number of scrapes of an idle fleet from which on they are
+// skipped.
+const longIdle = 1000
+
+// scrapeAgain scrapes now and then every ScrapeSeconds until the end. While
+// nothing is in flight, every scrape reads the same: of a long idle time only
+// the last ones are taken, those that a router can still see when the next
+// request arrives.
 func (r *runner) scrapeAgain() {
-	if !r.done {
-		r.scrape()
-		r.cluster.At(r.cluster.Now()+r.view.ScrapeSeconds, r.scrapeAgain)
+	if r.done {
+		return
 	}
+	r.scrape()
+	periods := 1.0
+	if len(r.inFlight) == 0 {
+		idle := r.wake - r.cluster.Now() - r.view.DelaySeconds
+		if n := math.Floor(idle/r.view.ScrapeSeconds) - 2; n > longIdle && !math.IsInf(n, 1) {
+			periods = n
+		}
+	}
+	r.cluster.At(r.cluster.Now()+float64(periods*r.view.ScrapeSeconds), r.scrapeAgain)
 }
 
 // expect asks to be woken when the next request that is known is due.

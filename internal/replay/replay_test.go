@@ -215,7 +215,10 @@ func TestScrapesAreAsOldAsTheyShouldBe(t *testing.T) {
 		require.NoError(t, err)
 		for !r.done && r.cluster.Step() {
 			age := r.cluster.Now() - r.scraped.seconds
-			require.LessOrEqual(t, age, config.View.ScrapeSeconds+config.View.DelaySeconds+1e-9)
+			// Long idle times are not scraped; who is sent a request meets a scrape.
+			if len(r.inFlight) > 0 {
+				require.LessOrEqual(t, age, config.View.ScrapeSeconds+config.View.DelaySeconds+1e-9)
+			}
 			if r.scraped.seconds > 0 {
 				require.GreaterOrEqual(t, age, config.View.DelaySeconds-1e-9)
 			}
@@ -323,6 +326,44 @@ func TestWorkAndMemoryStayInProportion(t *testing.T) {
 		return float64(events) / float64(result.Requests)
 	}
 	assert.Less(t, perRequest(600), 1.5*perRequest(40))
+}
+
+// Times may be counted from 1970, and sessions may start years apart: work must
+// not grow with idle time, and outcomes must not change by it.
+func TestIdleTimeCostsNothing(t *testing.T) {
+	run := func(first, second float64, view View) (*Result, int) {
+		var lines strings.Builder
+		for _, at := range []float64{first, second} {
+			for i := range 20 {
+				fmt.Fprintf(&lines, `{"timestamp": %.0f, "input_length": 4000, "output_length": 50, "hash_ids": [1,2,3,4,5,6,7,%d]}`+"\n", at+200*float64(i), i+8)
+			}
+		}
+		w, err := workload.NewTrace("sparse.jsonl", func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(lines.String())), nil }, 0)
+		require.NoError(t, err)
+		r, err := newRunner(Config{
+			Workload: w, Options: workload.Options{Pacing: workload.ClosedLoop}, Policy: kvpolicy.Unified(),
+			Instances: fleet(2, 100_000), View: view, Objectives: Objectives{5, 0.1},
+		})
+		require.NoError(t, err)
+		events := 0
+		for !r.done && r.cluster.Step() {
+			events++
+		}
+		result, err := r.finished()
+		require.NoError(t, err)
+		return result, events
+	}
+	for _, view := range []View{{}, {Load: Scraped}, {Load: Scraped, DelaySeconds: 7}, {Load: Scraped, ScrapeSeconds: 0.125, Cache: AtFirstToken}} {
+		short, _ := run(100_000, 160_000, view)
+		long, events := run(1.7e12, 1.8e12, view)
+		assert.Less(t, events, 10_000, "%+v", view)
+		assert.EqualValues(t, 40, long.Completed)
+		assert.Equal(t, short.CachedTokens, long.CachedTokens)
+		assert.InEpsilon(t, short.TTFT.Mean(), long.TTFT.Mean(), 1e-4, "times near 2e9 s are coarse")
+		for i := range short.Instances {
+			assert.Equal(t, short.Instances[i].Requests, long.Instances[i].Requests)
+		}
+	}
 }
 
 func TestErrorsNameTheField(t *testing.T) {

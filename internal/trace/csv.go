@@ -72,6 +72,10 @@ func (r *csvReader) read() error {
 		line, _ := r.rows.FieldPos(0)
 		return r.fail(line, "line", fmt.Sprintf("%d fields", len(row)), fmt.Sprintf("have %d fields, as the header has", len(r.columns)))
 	case errors.As(err, &parse):
+		// A quote that is never closed is at fault where its row begins.
+		if parse.StartLine != parse.Line {
+			return r.fail(parse.StartLine, "row", "", "be CSV: it holds a quote that is not closed on its line")
+		}
 		return r.fail(parse.Line, fmt.Sprintf("column %d", parse.Column), "", "be CSV: "+parse.Err.Error())
 	}
 	return &Error{File: r.name, Line: r.line + 1, Err: err}

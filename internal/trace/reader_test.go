@@ -130,6 +130,7 @@ func TestMalformedLines(t *testing.T) {
 		{"column twice", 0, "TIMESTAMP,ContextTokens,GeneratedTokens,TIMESTAMP\n", `t:1: TIMESTAMP must stand once`},
 		{"short row", 0, azureHead + "2023-11-16 18:17:03,1\n", `t:2: line is 2 fields, must have 3 fields`},
 		{"quote", 0, azureHead + "2023-11-16 18:17:03,1\",2\n", `t:2: column 22 must be CSV`},
+		{"open quote", 0, azureHead + "2023-11-16 18:17:03,1,\"2\n2023-11-16 18:17:04,1,2\n", `t:2: row must be CSV`},
 		{"no time", 0, azureHead + "\n16.11.2023,1,2\n", `t:3: TIMESTAMP is 16.11.2023, must be a date and time`},
 		{"earlier row", 0, azureHead + "2023-11-16 18:17:03,1,2\n2023-11-16 18:17:02,1,2\n", `t:3: TIMESTAMP is 2023-11-16 18:17:02, must not be before`},
 		{"empty field", 0, azureHead + "2023-11-16 18:17:03,,2\n", `t:2: ContextTokens must be a whole number from 0 to 100000000, but is empty`},
