@@ -99,7 +99,7 @@ func replayAll(ctx context.Context, o *options, stderr io.Writer) (*grid, error)
 					}
 					result, err := g.run(groupContext, s, i, seed, bar)
 					if err != nil {
-						return fmt.Errorf("%s, seed %d, load %g: %w", o.rows[i].name, seed+1, g.settings[s].load, err)
+						return fmt.Errorf("%s, seed %d, load %g: %w", o.rows[i].name, o.firstSeed+seed, g.settings[s].load, err)
 					}
 					g.results[s][i][seed] = result
 					return nil
@@ -117,7 +117,7 @@ func (g *grid) source(s setting, seed int) workload.Options {
 	w := g.options.source
 	w.Pacing = s.pacing
 	w.LoadFactor = s.load / g.scale
-	w.Seed = uint64(seed + 1)
+	w.Seed = uint64(g.firstSeed + seed)
 	return w
 }
 
@@ -190,7 +190,7 @@ func (g *grid) requests() (requests int64) {
 func (g *grid) lost() (err error) {
 	g.each(func(s, i, seed int, r *replay.Result) {
 		if r.Lost() > 0 && err == nil {
-			err = fmt.Errorf("%d of %d requests were lost under %s, seed %d, load %g", r.Lost(), r.Requests, g.rows[i].name, seed+1, g.settings[s].load)
+			err = fmt.Errorf("%d of %d requests were lost under %s, seed %d, load %g", r.Lost(), r.Requests, g.rows[i].name, g.firstSeed+seed, g.settings[s].load)
 		}
 	})
 	return err

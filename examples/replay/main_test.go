@@ -6,6 +6,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"encoding/xml"
+	"fmt"
 	"image/png"
 	"io"
 	"os"
@@ -62,6 +63,7 @@ func TestOutputRepeatsWhateverRunsBesideIt(t *testing.T) {
 }
 
 type report struct {
+	Workload struct{ Requests float64 }
 	Complete bool
 	Baseline string
 	Settings []struct {
@@ -217,6 +219,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
 	bad := filepath.Join(t.TempDir(), "bad.json")
 	require.NoError(t, os.WriteFile(bad, []byte(`{"preset": "unified", "affinity": {"overload_factor": 0.5}}`), 0o600))
+	counting := filepath.Join(t.TempDir(), "counting.json")
+	require.NoError(t, os.WriteFile(counting, []byte(`{"cost": {"count_decode": true, "decode_rate": 50}}`), 0o600))
 	for _, c := range []struct {
 		args []string
 		want []string
@@ -246,6 +250,9 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{[]string{"-policies", "unified:colour=red"}, []string{"-policies", "colour"}},
 		{[]string{"-policies", "unified:scrape=often"}, []string{"-policies", "scrape"}},
 		{[]string{"-policies", bad}, []string{"-policies", "overload_factor"}},
+		{[]string{"-policies", counting}, []string{"-policies", "count_decode"}},
+		{[]string{"-first-seed", "-1"}, []string{"-first-seed"}},
+		{[]string{"-shift", "0"}, []string{"-shift"}},
 		{[]string{"-policies", "missing.json"}, []string{"-policies", "missing.json"}},
 		{[]string{"-baseline", "lmetric", "-policies", "unified"}, []string{"-baseline"}},
 		{[]string{"-trace", "missing.jsonl"}, []string{"-trace", "missing.jsonl"}},
@@ -352,4 +359,21 @@ func TestRealTraces(t *testing.T) {
 		assert.Equal(t, statusFine, status, errs)
 		assert.Contains(t, out, "150 requests")
 	}
+}
+
+// A trace is replayed as it was recorded by seed 0, which moves nothing: of 20
+// arrivals within 2 s the first second's window holds half, and none where each
+// has moved by up to 10 s.
+func TestATraceIsReplayedAsRecorded(t *testing.T) {
+	var lines strings.Builder
+	lines.WriteString("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+	for i := range 20 {
+		fmt.Fprintf(&lines, "2023-11-16 18:17:%02d.%03d0000,1000,10\n", i/10, i%10*100)
+	}
+	file := filepath.Join(t.TempDir(), "burst.csv")
+	require.NoError(t, os.WriteFile(file, []byte(lines.String()), 0o600))
+	recorded := replayedJSON(t, "-trace", file, "-policies", " unified", "-pacing", "trace", "-window", "1", "-first-seed", "0", "-seeds", "1")
+	assert.InDelta(t, 10, recorded.Workload.Requests, 0)
+	_, _, errs := replayed(t, "-trace", file, "-policies", "unified", "-pacing", "trace", "-window", "1", "-shift", "1000", "-seeds", "1", "-json")
+	assert.Contains(t, errs, "no request left to send")
 }

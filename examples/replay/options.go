@@ -29,6 +29,7 @@ type options struct {
 	baseline   int // of rows
 	instances  int
 	seeds      int
+	firstSeed  int
 	pacings    []workload.Pacing
 	loads      []float64
 	objectives replay.Objectives
@@ -102,7 +103,9 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 	loads := flags.String("loads", "", "comma-separated offered loads `F,...` relative to the trace's; the first is what the tables are about, the others show in the sweep; absent: 1 for a trace, 1,0.5,0.75,1.25 for the generated workload")
 	flags.Float64Var(&o.scale, "scale", 1, "stretch the trace's times by this factor before -loads: 2 sends at half the speed")
 	flags.IntVar(&o.instances, "instances", 8, "`N` instances")
-	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds 1 to K; where a trace has times of its own, each seed moves every session (every request, where there are none) later by up to 10 s, before -window and -limit")
+	flags.IntVar(&o.seeds, "seeds", 5, "`K` paired runs a policy, with the seeds from -first-seed on; where a trace has times of its own, each seed but 0 moves every session (every request, where there are none) later by up to -shift, before -window and -limit")
+	flags.IntVar(&o.firstSeed, "first-seed", 1, "first `SEED`; -first-seed 0 -seeds 1 replays a trace as it was recorded")
+	flags.Float64Var(&o.source.ShiftSeconds, "shift", 10, "bound in `SECONDS` of what a seed moves arrivals by")
 	flags.Float64Var(&o.objectives.TTFTSeconds, "slo-ttft", 5, "goodput asks for a TTFT of at most so many `SECONDS`")
 	flags.Float64Var(&o.objectives.TPOTSeconds, "slo-tpot", 0.1, "goodput asks for a TPOT of at most so many `SECONDS`")
 	flags.IntVar(&o.source.MaxRequests, "limit", 0, "send the first `N` requests only; 0 = all")
@@ -139,6 +142,8 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 		{"scale", o.scale, 1e-6, 1e6},
 		{"instances", float64(o.instances), 1, 4096},
 		{"seeds", float64(o.seeds), 1, 10000},
+		{"first-seed", float64(o.firstSeed), 0, 1e9},
+		{"shift", o.source.ShiftSeconds, 1e-9, 1e6},
 		{"sessions", float64(*sessions), 0, 1e9},
 		{"session-rate", *rate, 0, 1e6},
 		{"slo-ttft", o.objectives.TTFTSeconds, 1e-9, 1e9},
@@ -176,6 +181,9 @@ func parseOptions(args []string, stderr io.Writer) (*options, error) {
 	entries := defaultPolicies()
 	if *policies != "" {
 		entries = strings.Split(*policies, ",")
+		for i := range entries {
+			entries[i] = strings.TrimSpace(entries[i])
+		}
 	}
 	for _, entry := range entries {
 		r, err := defaults.parse(entry)
@@ -303,6 +311,8 @@ func (r row) parse(entry string) (row, error) {
 		}
 	}
 	switch {
+	case r.policy.Cost.CountDecode:
+		return r, fmt.Errorf("%s counts decode (cost.count_decode), and the router here knows no output length", r.name)
 	case r.policy.Hazard.Enabled || r.policy.Migration.Enabled:
 		return r, fmt.Errorf("%s counts on failures, and no instance fails here", r.name)
 	case r.policy.Separation.Enabled && r.connector == connectorNone:

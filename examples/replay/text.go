@@ -39,7 +39,7 @@ func (s *summary) header() []string {
 			lines = append(lines, "Router of "+r.name+" sees: "+describeView(r.view)+".")
 		}
 	}
-	lines = append(lines, fmt.Sprintf("Seeds 1 to %d, every policy on the same arrivals.", s.Seeds))
+	lines = append(lines, fmt.Sprintf("Seeds %d to %d, every policy on the same arrivals.", s.options.firstSeed, s.options.firstSeed+s.Seeds-1))
 	if !s.Complete {
 		lines = append(lines, "INTERRUPTED: the tables hold what was complete.")
 	}
