@@ -95,53 +95,81 @@ func crossoverCase(t *rapid.T) (m kvpolicy.TransferModel, bandwidth, prefillRate
 	return m, bandwidth, prefillRate
 }
 
+// inRegime draws a case of one regime, away from the bounds between them.
+func inRegime(t *rapid.T, want kvpolicy.Regime) (m kvpolicy.TransferModel, bandwidth, prefillRate float64) {
+	prefillRate = rapid.Float64Range(100, 1e5).Draw(t, "prefill rate")
+	m.KVBytesPerToken = rapid.Float64Range(1e3, 1e6).Draw(t, "kv")
+	faster, slower := rapid.Float64Range(1.001, 1e3).Draw(t, "faster"), rapid.Float64Range(1e-3, 0.999).Draw(t, "slower")
+	less, more := rapid.Float64Range(0, 1).Draw(t, "less"), rapid.Float64Range(1.001, 10).Draw(t, "more")
+	even := m.KVBytesPerToken * prefillRate // here both cost the same a token
+	switch want {
+	case kvpolicy.TransferAbove:
+		m.OverheadSeconds, m.RecomputeOverheadSeconds, bandwidth = more, less, even*faster
+	case kvpolicy.TransferBelow:
+		m.OverheadSeconds, m.RecomputeOverheadSeconds, bandwidth = less, more, even*slower
+	case kvpolicy.AlwaysTransfer:
+		m.OverheadSeconds, m.RecomputeOverheadSeconds, bandwidth = less, more, even*faster
+	case kvpolicy.NeverTransfer:
+		m.OverheadSeconds, m.RecomputeOverheadSeconds, bandwidth = more, less, even*slower
+	}
+	return m, bandwidth, prefillRate
+}
+
 // Invariant: on both sides of the crossover the cheaper method is the one that
 // the regime says, wherever the two costs can be told apart.
 func TestCrossoverAgreesWithTheCheaper(t *testing.T) {
-	seen := map[kvpolicy.Regime]int{}
-	rapid.Check(t, func(t *rapid.T) {
+	t.Run("any", rapid.MakeCheck(func(t *rapid.T) {
 		m, bandwidth, prefillRate := crossoverCase(t)
-		regime, tokens, err := kvpolicy.Crossover(m, bandwidth, prefillRate)
-		require.NoError(t, err)
-		seen[regime]++
-		require.Equal(t, regime == kvpolicy.NeverTransfer, math.IsInf(tokens, 1))
-		require.True(t, tokens >= 0)
-		if regime == kvpolicy.AlwaysTransfer {
-			require.Zero(t, tokens)
+		checkCrossover(t, m, bandwidth, prefillRate)
+	}))
+	for _, want := range []kvpolicy.Regime{kvpolicy.TransferAbove, kvpolicy.TransferBelow, kvpolicy.AlwaysTransfer, kvpolicy.NeverTransfer} {
+		t.Run(want.String(), rapid.MakeCheck(func(t *rapid.T) {
+			m, bandwidth, prefillRate := inRegime(t, want)
+			require.Equal(t, want, checkCrossover(t, m, bandwidth, prefillRate))
+		}))
+	}
+}
+
+func checkCrossover(t *rapid.T, m kvpolicy.TransferModel, bandwidth, prefillRate float64) kvpolicy.Regime {
+	regime, tokens, err := kvpolicy.Crossover(m, bandwidth, prefillRate)
+	require.NoError(t, err)
+	require.Equal(t, regime == kvpolicy.NeverTransfer, math.IsInf(tokens, 1))
+	require.True(t, tokens >= 0)
+	if regime == kvpolicy.AlwaysTransfer {
+		require.Zero(t, tokens)
+	}
+	lengths := []int64{0, 1, 2, 1000, 1e15, rapid.Int64Range(0, 1e15).Draw(t, "n"), rapid.Int64Range(0, 1e6).Draw(t, "short n")}
+	if tokens < 1e15 {
+		at := int64(tokens)
+		lengths = append(lengths, at-1, at, at+1, at+2, at/2, at*2, int64(tokens*(1-2e-9)), int64(tokens*(1+2e-9))+1)
+	}
+	for _, n := range lengths {
+		finite := regime == kvpolicy.TransferAbove || regime == kvpolicy.TransferBelow
+		if n < 0 || n > 1e15 || finite && math.Abs(float64(n)-tokens) <= 1e-9*tokens {
+			continue
 		}
-		lengths := []int64{0, 1, 2, 1000, 1e15, rapid.Int64Range(0, 1e15).Draw(t, "n"), rapid.Int64Range(0, 1e6).Draw(t, "short n")}
-		if tokens < 1e15 {
-			at := int64(tokens)
-			lengths = append(lengths, at-1, at, at+1, at+2, at/2, at*2, int64(tokens*(1-2e-9)), int64(tokens*(1+2e-9))+1)
+		transfer, recompute := m.TransferSeconds(n, bandwidth), m.RecomputeSeconds(n, prefillRate)
+		method, seconds := m.Cheapest(n, bandwidth, prefillRate)
+		require.Equal(t, math.Min(transfer, recompute), seconds)
+		if math.Abs(transfer-recompute) <= 1e-12*math.Max(transfer, recompute) {
+			continue
 		}
-		for _, n := range lengths {
-			finite := regime == kvpolicy.TransferAbove || regime == kvpolicy.TransferBelow
-			if n < 0 || n > 1e15 || finite && math.Abs(float64(n)-tokens) <= 1e-9*tokens {
-				continue
-			}
-			transfer, recompute := m.TransferSeconds(n, bandwidth), m.RecomputeSeconds(n, prefillRate)
-			method, seconds := m.Cheapest(n, bandwidth, prefillRate)
-			require.Equal(t, math.Min(transfer, recompute), seconds)
-			if math.Abs(transfer-recompute) <= 1e-12*math.Max(transfer, recompute) {
-				continue
-			}
-			want := kvpolicy.Recompute
-			switch regime {
-			case kvpolicy.TransferAbove:
-				if float64(n) > tokens {
-					want = kvpolicy.Transfer
-				}
-			case kvpolicy.TransferBelow:
-				if float64(n) < tokens {
-					want = kvpolicy.Transfer
-				}
-			case kvpolicy.AlwaysTransfer:
+		want := kvpolicy.Recompute
+		switch regime {
+		case kvpolicy.TransferAbove:
+			if float64(n) > tokens {
 				want = kvpolicy.Transfer
 			}
-			require.Equal(t, want, method, "%v at %v, n %d", regime, tokens, n)
+		case kvpolicy.TransferBelow:
+			if float64(n) < tokens {
+				want = kvpolicy.Transfer
+			}
+		case kvpolicy.AlwaysTransfer:
+			want = kvpolicy.Transfer
 		}
-	})
-	assert.Len(t, seen, 4, "every regime is drawn: %v", seen)
+		require.Equal(t, want, method, "%v at %v, n %d", regime, tokens, n)
+	}
+	return regime
 }
 
 func TestCrossoverRefuses(t *testing.T) {
