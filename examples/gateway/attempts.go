@@ -33,6 +33,9 @@ func (g *attempts) RoundTrip(request *http.Request) (*http.Response, error) {
 		x.attempt = attempt
 		response, err := g.try(request, x, attempt)
 		if err == nil {
+			if response.StatusCode >= http.StatusBadRequest {
+				x.call.Absolve()
+			}
 			if g.decisionHeaders {
 				response.Header.Set("X-Kvpolicy-Instance", attempt.Target.ID)
 				response.Header.Set("X-Kvpolicy-Reason", attempt.Decision.Reason.String())
@@ -49,12 +52,26 @@ func (g *attempts) RoundTrip(request *http.Request) (*http.Response, error) {
 			attempt.SourceFailed(err.Error())
 			attempt.End(router.Abandoned, nil, "")
 		} else {
-			attempt.End(router.Failed, nil, err.Error())
+			attempt.End(g.outcome(err), nil, err.Error())
 			x.call.Avoid(attempt.Target.ID)
 		}
 		last = err
 	}
 	return broken(request, last, last)
+}
+
+// outcome is how an attempt ended that has failed. A server answers 500 when it
+// is broken and when it chokes on the request: where others are asked too, they
+// tell which.
+func (g *attempts) outcome(err error) router.Outcome {
+	var status *statusError
+	if g.maxAttempts > 1 && errors.As(err, &status) {
+		switch status.response.StatusCode {
+		case http.StatusInternalServerError, http.StatusNotImplemented:
+			return router.Errored
+		}
+	}
+	return router.Failed
 }
 
 // broken ends a request for which no instance is left: with the last response

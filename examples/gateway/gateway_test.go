@@ -389,10 +389,13 @@ func TestTheLastErrorOfAServerIsPassedOn(t *testing.T) {
 	for _, s := range c.servers {
 		s.SetFaults(vllmlike.Faults{ErrorRate: 1})
 	}
-	r := c.post("/v1/completions", `{"prompt":"p"}`)
-	require.Equal(t, http.StatusInternalServerError, r.status)
-	require.Contains(t, r.body, "EngineDeadError")
-	require.EqualValues(t, 2, c.metric("kvpolicy_attempts_total", "failed"))
+	for range 5 {
+		r := c.post("/v1/completions", `{"prompt":"p"}`)
+		require.Equal(t, http.StatusInternalServerError, r.status)
+		require.Contains(t, r.body, "EngineDeadError")
+	}
+	require.EqualValues(t, 10, c.metric("kvpolicy_attempts_total", "failed"))
+	require.Len(t, c.router.Instances(), 2, "what nobody can answer is no instance's fault")
 }
 
 func TestRefusals(t *testing.T) {

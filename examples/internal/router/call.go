@@ -28,6 +28,9 @@ type Call struct {
 	avoid []string
 	only  []string
 	last  *Attempt
+	// errored are the instances that answered with an error of which it is not
+	// known yet whether it is theirs or the request's.
+	errored []*member
 }
 
 // NewCall begins a request. The body is nil where there is none, session is
@@ -87,6 +90,10 @@ func (c *Call) Only(addresses []string) { c.only = append([]string{}, addresses.
 
 // Avoid keeps further attempts from an instance.
 func (c *Call) Avoid(id string) { c.avoid = append(c.avoid, id) }
+
+// Absolve says that it may well be the request which attempts that ended as
+// Errored have failed at: they are held against no instance.
+func (c *Call) Absolve() { c.errored = nil }
 
 // Attempt is one try at a call, counted in the ledger until it ends.
 type Attempt struct {
@@ -289,8 +296,12 @@ const (
 	// Answered is a response from the server, be it that the request was bad.
 	Answered Outcome = 1 + iota
 	// Failed is the server's fault: it did not answer, broke off, or answered
-	// with a status of 500 or more.
+	// that it cannot serve.
 	Failed
+	// Errored is an error of which only other instances can tell whether it is
+	// the server's or the request's, such as a status of 500. It is held against
+	// the instance once another has answered the same call.
+	Errored
 	// Abandoned is not the target's fault: the client has gone, or the source of
 	// the prefill has failed.
 	Abandoned
@@ -322,6 +333,12 @@ func (a *Attempt) End(how Outcome, w *ResponseReader, why string) {
 	switch how {
 	case Answered:
 		m.answered()
+		for _, errored := range c.errored {
+			errored.requestFailed("it failed a request that another instance answered")
+		}
+		c.errored = nil
+	case Errored:
+		c.errored = append(c.errored, m)
 	case Failed:
 		m.requestFailed(why)
 	}

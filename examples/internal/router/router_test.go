@@ -510,3 +510,40 @@ func BenchmarkDecide(b *testing.B) {
 		a.End(Answered, nil, "")
 	}
 }
+
+// A request at which every instance fails must not take them all out, and one
+// that fails others' requests must go.
+func TestErrorsAreHeldBackUntilAnotherAnswers(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		ends []Outcome // of the attempts of a call, each at another instance
+		bad  bool      // in the answer, that the request is
+		down int       // instances, after as many calls as take one out
+	}{
+		{"all fail alike", []Outcome{Errored, Errored, Errored}, false, 0},
+		{"another answers", []Outcome{Errored, Answered}, false, 2},
+		{"another finds it bad", []Outcome{Errored, Answered}, true, 0},
+		{"another does not answer at all", []Outcome{Errored, Failed}, false, 2},
+		{"the client goes", []Outcome{Errored, Abandoned}, false, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newTestRouter(t, func(c *Config) { still(c); c.Failures = 3 })
+			require.NoError(t, r.SetInstances(nowhere(t, 3)))
+			for range 20 {
+				call := r.NewCall(context.Background(), nil, "")
+				for _, how := range test.ends {
+					a, err := call.Next()
+					if err != nil {
+						break
+					}
+					if test.bad && how == Answered {
+						call.Absolve()
+					}
+					a.End(how, nil, "test")
+					call.Avoid(a.Target.ID)
+				}
+			}
+			require.Len(t, r.Instances(), 3-test.down)
+		})
+	}
+}
