@@ -55,6 +55,11 @@ func (g *attempts) RoundTrip(request *http.Request) (*http.Response, error) {
 			attempt.End(g.outcome(err), nil, err.Error())
 			x.call.Avoid(attempt.Target.ID)
 		}
+		if errors.Is(err, errFirstByte) {
+			// Mostly it is the load, to which another attempt would add; and the
+			// client has waited long enough.
+			return nil, err
+		}
 		last = err
 	}
 	return broken(request, last, last)
@@ -113,7 +118,12 @@ func (g *attempts) try(request *http.Request, x *exchange, a *router.Attempt) (_
 	ctx, cancel := context.WithCancelCause(request.Context())
 	defer func() {
 		if err != nil {
-			if context.Cause(ctx) == errFirstByte {
+			var source *sourceError
+			switch {
+			case context.Cause(ctx) != errFirstByte:
+			case errors.As(err, &source):
+				err = &sourceError{errFirstByte}
+			default:
 				err = errFirstByte
 			}
 			cancel(nil)

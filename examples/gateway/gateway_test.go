@@ -309,13 +309,9 @@ func TestRetriesBeforeTheFirstByte(t *testing.T) {
 		{"answers with an error", vllmlike.Faults{ErrorRate: 1}, false},
 		{"breaks off", vllmlike.Faults{BreakRate: 1}, false},
 		{"is dead", vllmlike.Faults{}, true},
-		{"hangs", vllmlike.Faults{Hang: true}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := start(t, 2, fast(), func(r *router.Config, o *options) {
-				if test.fault.Hang {
-					o.firstByte = 300 * time.Millisecond
-				}
+			c := start(t, 2, fast(), func(r *router.Config, _ *options) {
 				r.ScrapeEvery, r.TokenizeTimeout = time.Hour, 100*time.Millisecond // health is by requests alone
 				r.Policy.MaxMetricsAgeSeconds = 0
 			})
@@ -336,14 +332,28 @@ func TestRetriesBeforeTheFirstByte(t *testing.T) {
 	}
 }
 
+// What takes too long is not tried again, but counts against the instance.
 func TestTooLate(t *testing.T) {
-	c := start(t, 1, fast(), func(r *router.Config, o *options) {
+	c := start(t, 2, fast(), func(r *router.Config, o *options) {
 		o.firstByte, r.Tokenize, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = 100*time.Millisecond, false, time.Hour, 0
-		r.Failures = 1 << 30
-		o.maxAttempts = 1
+		r.Failures = 2
 	})
-	c.servers[0].SetFaults(vllmlike.Faults{Hang: true})
-	require.Equal(t, http.StatusGatewayTimeout, c.post("/v1/completions", `{"prompt":"p"}`).status)
+	for _, s := range c.servers {
+		s.SetFaults(vllmlike.Faults{Hang: true})
+	}
+	for n := range 3 {
+		require.Equal(t, http.StatusGatewayTimeout, c.post("/v1/completions", `{"prompt":"p"}`).status)
+		require.EqualValues(t, n+1, c.metric("kvpolicy_attempts_total", "failed"))
+	}
+	require.Zero(t, c.metric("kvpolicy_retries_total"))
+	require.Len(t, c.router.Instances(), 1)
+}
+
+func TestAnInstanceThatCannotBeReached(t *testing.T) {
+	c := start(t, 1, fast(), func(r *router.Config, o *options) {
+		r.Tokenize, r.ScrapeEvery, r.Failures, o.maxAttempts = false, time.Hour, 1<<30, 1
+		r.Policy.MaxMetricsAgeSeconds = 0
+	})
 	c.servers[0].Kill()
 	require.Equal(t, http.StatusBadGateway, c.post("/v1/completions", `{"prompt":"p"}`).status)
 }

@@ -60,7 +60,7 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 	s.shared = router.AddFlags(flags)
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "the `ADDRESS` to serve on")
 	flags.IntVar(&s.options.maxAttempts, "max-attempts", 3, "attempts at a request, each at another instance, before its first byte")
-	flags.DurationVar(&s.options.firstByte, "first-byte-timeout", 5*time.Minute, "how long an attempt may take until its first byte; 0 is for ever")
+	flags.DurationVar(&s.options.firstByte, "first-byte-timeout", 5*time.Minute, "how long an attempt may take until its first byte, which is not retried then; 0 is for ever")
 	flags.DurationVar(&s.drain, "drain-timeout", 30*time.Second, "how long requests may take to end once the gateway is told to stop")
 	flags.BoolVar(&s.options.decisionHeaders, "decision-headers", true, "say in the response's X-Kvpolicy headers where it comes from and why")
 	flags.BoolVar(&s.separation, "pd-separation", false, "let the policy have prefills done elsewhere; needs a KV connector on every instance")
