@@ -23,6 +23,8 @@ type Call struct {
 	// bytes is the size of the prompt's text where its tokens were estimated,
 	// to learn from what the server counts.
 	bytes int64
+	// exact says that the prompt's tokens are known.
+	exact bool
 	// avoid are the ids of instances at which an attempt has failed, only the
 	// addresses that the call may go to, nil for all.
 	avoid []string
@@ -50,7 +52,7 @@ func (r *Router) NewCall(ctx context.Context, body *Body, session string) *Call 
 	if tokens == nil {
 		tokens = r.tokenize(ctx, body)
 	}
-	if tokens != nil {
+	if c.exact = tokens != nil; c.exact {
 		c.request.ContextTokens = int64(len(tokens))
 		c.request.Prompt = r.tracker.TokenPrompt(nil, salt, tokens)
 	} else {
@@ -79,10 +81,18 @@ func bounded(name string) string {
 // ID names the call, in logs and to the servers.
 func (c *Call) ID() string { return c.request.ID }
 
-// UnreadPrompt says that the call has a prompt of about so many bytes which
-// nobody has read: its length is estimated, and nothing of it counts as cached.
-func (c *Call) UnreadPrompt(bytes int64) {
+// CutOff says that the prompt has about so many bytes, of which the body that
+// the call began with holds no more than the beginning: its length is
+// estimated, and what nobody has read does not count as cached. A prompt of
+// token ids, which come all or not at all, stays as it is.
+func (c *Call) CutOff(bytes int64) {
+	if c.exact {
+		return
+	}
+	bytes = max(bytes, c.bytes)
 	c.request.ContextTokens = c.router.estimator.Prompt(c.model, bytes)
+	c.request.Prompt = c.request.Prompt.BeginningOf(bytes)
+	c.bytes = 0 // the size of a body is too rough to learn from
 }
 
 // Only restricts the call to instances of these addresses.
