@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/kvpolicy/kvpolicy/examples/internal/router"
@@ -25,6 +27,8 @@ import (
 type options struct {
 	sessionHeader   string
 	maxBody         int64         // bytes
+	maxBodies       int64         // bytes of the bodies of all requests that are there at once
+	bodyTimeout     time.Duration // how long a request's body may take to come; 0 is for ever
 	maxAttempts     int           // at one request, the first included
 	firstByte       time.Duration // how long an attempt may take until its first byte; 0 is for ever
 	decisionHeaders bool          // whether responses say where they come from and why
@@ -37,10 +41,11 @@ type gateway struct {
 	router   *router.Router
 	registry *prometheus.Registry
 	proxy    *httputil.ReverseProxy
+	bodies   *semaphore.Weighted // of maxBodies
 }
 
 func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gateway {
-	g := &gateway{options: o, router: r, registry: registry}
+	g := &gateway{options: o, router: r, registry: registry, bodies: semaphore.NewWeighted(o.maxBodies)}
 	g.proxy = &httputil.ReverseProxy{
 		// Where it goes is for RoundTrip to say.
 		Rewrite:      func(p *httputil.ProxyRequest) { p.SetXForwarded() },
@@ -79,14 +84,9 @@ type exchangeKey struct{}
 // complete serves a completion: it reads the request, and has the proxy send
 // it. Whatever happens, the last attempt is ended here at the latest.
 func (g *gateway) complete(w http.ResponseWriter, r *http.Request) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.maxBody))
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "the body is too large")
-			return
-		}
-		writeError(w, http.StatusBadRequest, "invalid_request_error", "the body breaks off")
+	data, release, ok := g.readBody(w, r)
+	defer release()
+	if !ok {
 		return
 	}
 	body, err := router.ParseBody(data, false)
@@ -101,6 +101,52 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+// readBody reads the body of a request, or answers why it cannot. It is counted
+// among those that are there until it is released.
+func (g *gateway) readBody(w http.ResponseWriter, r *http.Request) (data []byte, release func(), ok bool) {
+	from := &countedReader{from: http.MaxBytesReader(w, r.Body, g.maxBody), count: g.bodies}
+	connection := http.NewResponseController(w)
+	if g.bodyTimeout > 0 {
+		_ = connection.SetReadDeadline(time.Now().Add(g.bodyTimeout)) // fails where the connection is gone
+	}
+	data, err := io.ReadAll(from)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case err == nil:
+		_ = connection.SetReadDeadline(time.Time{})
+	case errors.As(err, &tooLarge):
+		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "the body is too large")
+	case errors.Is(err, errBodies):
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, "server_error", "too many requests are there already")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		writeError(w, http.StatusRequestTimeout, "invalid_request_error", "the body did not come in time")
+	default:
+		writeError(w, http.StatusBadRequest, "invalid_request_error", "the body breaks off")
+	}
+	return data, func() { g.bodies.Release(from.n) }, err == nil
+}
+
+var errBodies = errors.New("too many bytes are there already")
+
+// countedReader counts what is read as it comes, so that a body which is
+// announced and does not come takes no room.
+type countedReader struct {
+	from  io.Reader
+	count *semaphore.Weighted
+	n     int64 // bytes counted
+}
+
+// Read is part of io.Reader.
+func (c *countedReader) Read(p []byte) (int, error) {
+	n, err := c.from.Read(p)
+	if !c.count.TryAcquire(int64(n)) {
+		return 0, errBodies
+	}
+	c.n += int64(n)
+	return n, err
 }
 
 // failed answers a request for which there is no response of an instance.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -77,7 +78,7 @@ func start(t *testing.T, servers int, like vllmlike.Config, change func(*router.
 	config.ScrapeEvery, config.Backoff, config.MaxBackoff = 10*time.Millisecond, 30*time.Millisecond, 120*time.Millisecond
 	registry := prometheus.NewRegistry()
 	config.Registerer = registry
-	o := options{sessionHeader: "X-Session-Id", maxBody: 1 << 20, maxAttempts: 3, firstByte: 10 * time.Second, decisionHeaders: true, transport: transport}
+	o := options{sessionHeader: "X-Session-Id", maxBody: 1 << 20, maxBodies: 1 << 30, bodyTimeout: 10 * time.Second, maxAttempts: 3, firstByte: 10 * time.Second, decisionHeaders: true, transport: transport}
 	if change != nil {
 		change(&config, &o)
 	}
@@ -485,6 +486,56 @@ func TestBadRequests(t *testing.T) {
 	require.Empty(t, c.servers[0].Seen())
 	require.Equal(t, http.StatusMethodNotAllowed, c.get("/v1/completions").status)
 	require.Equal(t, http.StatusNotFound, c.get("/v1/nothing").status)
+}
+
+// A body that does not come is not waited for, and its connection ends.
+func TestABodyThatDoesNotCome(t *testing.T) {
+	c := start(t, 1, fast(), func(_ *router.Config, o *options) { o.bodyTimeout = 200 * time.Millisecond })
+	connection, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	require.NoError(t, err)
+	defer connection.Close()
+	_, err = io.WriteString(connection, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(connection)
+	require.NoError(t, err)
+	require.Contains(t, string(answer), "HTTP/1.1 408")
+	require.Contains(t, string(answer), "the body did not come in time")
+	require.Empty(t, c.servers[0].Seen())
+}
+
+// The time limit is on the body alone.
+func TestAnswersMayTakeLongerThanBodies(t *testing.T) {
+	like := fast()
+	like.DecodeRate = 40
+	c := start(t, 1, like, func(_ *router.Config, o *options) { o.bodyTimeout = 100 * time.Millisecond })
+	for range 2 {
+		r := c.post("/v1/completions", `{"prompt":"x","max_tokens":12,"stream":true}`)
+		require.Equal(t, http.StatusOK, r.status)
+		require.Contains(t, r.body, "[DONE]")
+	}
+}
+
+func TestBodiesThatAreThereAtOnce(t *testing.T) {
+	like := fast()
+	like.DecodeRate = 100
+	c := start(t, 1, like, func(_ *router.Config, o *options) { o.maxBodies = 2000 })
+	long := `{"prompt":"` + strings.Repeat("x", 1500) + `","stream":true,"max_tokens":%d}`
+	response, err := c.client.Post(c.url+"/v1/completions", "application/json", strings.NewReader(fmt.Sprintf(long, 1000)))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	r := c.post("/v1/completions", fmt.Sprintf(long, 1))
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	require.Equal(t, http.StatusOK, c.post("/v1/completions", `{"prompt":"x","max_tokens":1}`).status, "a small one has room")
+	response.Body.Close()
+	c.eventually("there is room", func() bool { return c.post("/v1/completions", fmt.Sprintf(long, 1)).status == http.StatusOK })
+	c.eventually("all is released", func() bool {
+		if !c.gateway.bodies.TryAcquire(2000) {
+			return false
+		}
+		c.gateway.bodies.Release(2000)
+		return true
+	})
 }
 
 func TestModelsOfAllInstances(t *testing.T) {
