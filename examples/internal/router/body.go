@@ -223,27 +223,36 @@ func (b *Body) member(key string, value json.RawMessage) error {
 	return nil
 }
 
+// prompt takes in a prompt. Its first bytes tell of what kind it is, so that a
+// long one is decoded once.
 func (b *Body) prompt(value json.RawMessage) error {
-	var text string
-	if json.Unmarshal(value, &text) == nil {
+	first := byte(0) // of the array's first element
+	if inner := bytes.TrimLeft(value[1:], " \t\r\n"); len(inner) > 0 {
+		first = inner[0]
+	}
+	switch {
+	case value[0] == '"':
+		var text string
+		if err := json.Unmarshal(value, &text); err != nil {
+			return err
+		}
 		b.Text = append(b.Text, text...)
-		return nil
-	}
-	if json.Unmarshal(value, &b.Tokens) == nil {
-		return nil
-	}
-	b.Tokens = nil
-	var several [][]uint32
-	if json.Unmarshal(value, &several) == nil {
+	case value[0] == '[' && first == '"':
+		var texts []string
+		if err := json.Unmarshal(value, &texts); err != nil {
+			return err
+		}
+		for _, t := range texts {
+			b.Text = append(append(b.Text, t...), '\n')
+		}
+	case value[0] == '[' && first == '[':
+		var several [][]uint32
+		if err := json.Unmarshal(value, &several); err != nil {
+			return err
+		}
 		b.Tokens = slices.Concat(several...)
-		return nil
-	}
-	var texts []string
-	if err := json.Unmarshal(value, &texts); err != nil {
-		return err
-	}
-	for _, t := range texts {
-		b.Text = append(append(b.Text, t...), '\n')
+	default:
+		return json.Unmarshal(value, &b.Tokens)
 	}
 	return nil
 }

@@ -45,6 +45,22 @@ func TestParseBody(t *testing.T) {
 	}
 }
 
+func TestPromptsOfEveryKind(t *testing.T) {
+	for text, want := range map[string]Body{
+		`"x"`: {Text: []byte("x")}, `""`: {}, `[]`: {Tokens: []uint32{}}, `[ ]`: {Tokens: []uint32{}}, "[\n\t\"a\" ,\"b\"]": {Text: []byte("a\nb\n")},
+		`[ 4294967295]`: {Tokens: []uint32{1<<32 - 1}}, `[ [1], []]`: {Tokens: []uint32{1}}, `null`: {},
+	} {
+		b, err := ParseBody([]byte(`{"prompt":`+text+`}`), false)
+		require.NoError(t, err, text)
+		require.Equal(t, string(want.Text), string(b.Text), text)
+		require.Equal(t, want.Tokens, b.Tokens, text)
+	}
+	for _, text := range []string{`7`, `true`, `{}`, `["a",1]`, `[1,"a"]`, `[[1],2]`, `[["a"]]`, `[{}]`, `[-1]`, `[1.5]`, `[4294967296]`} {
+		_, err := ParseBody([]byte(`{"prompt":`+text+`}`), false)
+		require.ErrorContains(t, err, "prompt", text)
+	}
+}
+
 func TestABodyThatIsCutOffGivesItsBeginning(t *testing.T) {
 	whole := `{"model":"m","messages":[{"role":"user","content":"one"},{"role":"user","content":"two"}],"stream":true}`
 	full, err := ParseBody([]byte(whole), false)
