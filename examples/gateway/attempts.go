@@ -107,7 +107,10 @@ type sourceError struct{ err error }
 func (e *sourceError) Error() string { return "prefill: " + e.err.Error() }
 func (e *sourceError) Unwrap() error { return e.err }
 
-var errFirstByte = errors.New("no byte came in time")
+var (
+	errFirstByte = errors.New("no byte came in time")
+	errIdle      = errors.New("nothing more came in time")
+)
 
 // maxErrorBody bounds what is kept of a response that is not passed on, in bytes.
 const maxErrorBody = 64 << 10
@@ -166,8 +169,13 @@ func (g *attempts) try(request *http.Request, x *exchange, a *router.Attempt) (_
 		response.Body.Close()
 		return nil, err
 	}
-	response.Body = &watchedBody{body: response.Body, from: first, left: response.ContentLength, attempt: a, cancel: cancel, client: request.Context(),
+	body := &watchedBody{body: response.Body, from: first, left: response.ContentLength, attempt: a, cancel: cancel, ctx: ctx, client: request.Context(),
 		watch: router.NewResponseReader(response.Header.Get("Content-Type"))}
+	if g.idle > 0 {
+		body.idleFor = g.idle
+		body.idle = time.AfterFunc(g.idle, func() { cancel(errIdle) })
+	}
+	response.Body = body
 	return response, nil
 }
 
@@ -230,12 +238,22 @@ type watchedBody struct {
 	attempt *router.Attempt
 	watch   *router.ResponseReader
 	cancel  context.CancelCauseFunc
+	ctx     context.Context // that cancel ends
 	client  context.Context
+	idle    *time.Timer // cancels where nothing comes for so long; nil for never
+	idleFor time.Duration
 }
 
 // Read is part of io.ReadCloser.
 func (b *watchedBody) Read(p []byte) (int, error) {
+	// That a client is slow to take what came is not the instance's doing.
+	if b.idle != nil {
+		b.idle.Reset(b.idleFor)
+	}
 	n, err := b.from.Read(p)
+	if b.idle != nil {
+		b.idle.Stop()
+	}
 	if n > 0 {
 		_, _ = b.watch.Write(p[:n]) // never fails
 		b.attempt.Watched(b.watch)
@@ -255,6 +273,9 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	case b.client.Err() != nil:
 		b.attempt.End(router.Abandoned, b.watch, "")
 	default:
+		if context.Cause(b.ctx) == errIdle {
+			err = errIdle
+		}
 		b.attempt.End(router.Failed, b.watch, err.Error())
 	}
 	return n, err
@@ -263,6 +284,9 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 // Close is part of io.ReadCloser. A body that was not read to its end was the
 // client's to give up.
 func (b *watchedBody) Close() error {
+	if b.idle != nil {
+		b.idle.Stop()
+	}
 	b.attempt.End(router.Abandoned, b.watch, "")
 	b.cancel(nil)
 	return b.body.Close()

@@ -31,6 +31,7 @@ type options struct {
 	bodyTimeout     time.Duration // how long a request's body may take to come; 0 is for ever
 	maxAttempts     int           // at one request, the first included
 	firstByte       time.Duration // how long an attempt may take until its first byte; 0 is for ever
+	idle            time.Duration // how long it may then stand still; 0 is for ever
 	decisionHeaders bool          // whether responses say where they come from and why
 	transport       http.RoundTripper
 }

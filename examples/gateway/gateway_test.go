@@ -350,6 +350,62 @@ func TestTooLate(t *testing.T) {
 	require.Len(t, c.router.Instances(), 1)
 }
 
+// An answer that stands still is cut off, and one that goes on is not.
+func TestAnAnswerThatStandsStill(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		rests []time.Duration // before each event
+		whole bool
+	}{
+		{"it stands still", []time.Duration{0, time.Hour}, false},
+		{"it goes on", []time.Duration{0, 120 * time.Millisecond, 120 * time.Millisecond, 120 * time.Millisecond}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := start(t, 1, fast(), func(r *router.Config, o *options) {
+				o.idle, o.transport, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = 300*time.Millisecond, &restingTransport{test.rests}, time.Hour, 0
+				r.Failures = 1
+			})
+			response, err := c.client.Post(c.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"p","stream":true}`))
+			require.NoError(t, err)
+			defer response.Body.Close()
+			data, err := io.ReadAll(response.Body)
+			outcome := "answered"
+			if test.whole {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+				outcome = "failed"
+			}
+			require.Contains(t, string(data), "event 0")
+			c.eventually("released", func() bool { return c.inFlight() == 0 })
+			require.EqualValues(t, 1, c.metric("kvpolicy_attempts_total", outcome))
+			require.Equal(t, test.whole, len(c.router.Instances()) == 1)
+		})
+	}
+}
+
+// restingTransport answers with a stream that rests before each event.
+type restingTransport struct{ rests []time.Duration }
+
+func (s *restingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	from, to := io.Pipe()
+	go func() {
+		for n, rest := range s.rests {
+			timer := time.NewTimer(rest)
+			select {
+			case <-request.Context().Done():
+				timer.Stop()
+				to.CloseWithError(request.Context().Err())
+				return
+			case <-timer.C:
+			}
+			_, _ = fmt.Fprintf(to, "data: event %d\n\n", n) // fails where nobody reads any more
+		}
+		to.Close()
+	}()
+	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: from, ContentLength: -1, Request: request}, nil
+}
+
 func TestAnInstanceThatCannotBeReached(t *testing.T) {
 	c := start(t, 1, fast(), func(r *router.Config, o *options) {
 		r.Tokenize, r.ScrapeEvery, r.Failures, o.maxAttempts = false, time.Hour, 1<<30, 1

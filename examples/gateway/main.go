@@ -61,6 +61,7 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "the `ADDRESS` to serve on")
 	flags.IntVar(&s.options.maxAttempts, "max-attempts", 3, "attempts at a request, each at another instance, before its first byte")
 	flags.DurationVar(&s.options.firstByte, "first-byte-timeout", 5*time.Minute, "how long an attempt may take until its first byte, which is not retried then; 0 is for ever")
+	flags.DurationVar(&s.options.idle, "idle-timeout", 5*time.Minute, "how long an answer that has begun may stand still before it is cut off; 0 is for ever")
 	flags.DurationVar(&s.options.bodyTimeout, "body-timeout", time.Minute, "how long the body of a request may take to come; 0 is for ever")
 	flags.Int64Var(&s.options.maxBodies, "max-bodies", 512<<20, "the bytes of the bodies of all requests that are not answered; the next one gets a 503")
 	flags.DurationVar(&s.drain, "drain-timeout", 30*time.Second, "how long requests may take to end once the gateway is told to stop")
@@ -78,6 +79,8 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 		return nil, router.FlagError("max-attempts", s.options.maxAttempts, "be 1 to 100")
 	case s.options.firstByte < 0:
 		return nil, router.FlagError("first-byte-timeout", s.options.firstByte, "be at least 0")
+	case s.options.idle < 0:
+		return nil, router.FlagError("idle-timeout", s.options.idle, "be at least 0")
 	case s.options.bodyTimeout < 0:
 		return nil, router.FlagError("body-timeout", s.options.bodyTimeout, "be at least 0")
 	case s.options.maxBodies < s.shared.MaxBody:

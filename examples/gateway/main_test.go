@@ -56,6 +56,7 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 		{"-max-body", append([]string{"-max-body", "0"}, fine...)},
 		{"-max-attempts", append([]string{"-max-attempts", "0"}, fine...)},
 		{"-first-byte-timeout", append([]string{"-first-byte-timeout", "-1s"}, fine...)},
+		{"-idle-timeout", append([]string{"-idle-timeout", "-1s"}, fine...)},
 		{"-body-timeout", append([]string{"-body-timeout", "-1s"}, fine...)},
 		{"-max-bodies", append([]string{"-max-bodies", "1000"}, fine...)},
 		{"-drain-timeout", append([]string{"-drain-timeout", "-1s"}, fine...)},
