@@ -156,6 +156,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	config, err := s.shared.Config(stderr)
+	if err != nil {
+		return err
+	}
 	var discover router.Discovery
 	if s.standIns > 0 {
 		if err := s.shared.WithoutInstances(); err != nil {
@@ -176,11 +180,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 		discover = router.Fixed(all)
-	} else if discover, err = s.shared.Discovery(); err != nil {
-		return err
-	}
-	config, err := s.shared.Config(stderr)
-	if err != nil {
+	} else if discover, err = s.shared.Discovery(config); err != nil {
 		return err
 	}
 	if config.Policy.Separation.Enabled {

@@ -113,6 +113,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if s.demo {
 		return demo(ctx, s, stdout, stderr)
 	}
+	config, err := s.shared.Config(stderr)
+	if err != nil {
+		return err
+	}
 	var discover router.Discovery
 	if s.standIns > 0 {
 		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
@@ -130,11 +134,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			all = append(all, i...)
 		}
 		discover = router.Fixed(all)
-	} else if discover, err = s.shared.Discovery(); err != nil {
-		return err
-	}
-	config, err := s.shared.Config(stderr)
-	if err != nil {
+	} else if discover, err = s.shared.Discovery(config); err != nil {
 		return err
 	}
 	if config.Policy.Separation.Enabled && !s.separation {

@@ -198,7 +198,8 @@ func (f *Flags) WithoutInstances() error {
 
 // Discovery is what -urls, -instances or -dns say, of which there must be one.
 // It sets the router's instances and keeps on doing so until the context ends.
-func (f *Flags) Discovery() (Discovery, error) {
+// What they are now is checked against the router's configuration.
+func (f *Flags) Discovery(c Config) (Discovery, error) {
 	given := 0
 	for _, text := range []string{f.urls, f.file, f.dns} {
 		if text != "" {
@@ -211,12 +212,21 @@ func (f *Flags) Discovery() (Discovery, error) {
 	switch {
 	case f.urls != "":
 		all, err := ParseURLs(f.urls)
+		if err == nil {
+			err = c.checkInstances(all)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("-urls: %w", err)
 		}
 		return Fixed(all), nil
 	case f.file != "":
-		if _, err := ReadInstances(f.file); err != nil {
+		all, err := ReadInstances(f.file)
+		if err == nil {
+			if err = c.checkInstances(all); err != nil {
+				err = fmt.Errorf("%s: %w", f.file, err)
+			}
+		}
+		if err != nil {
 			return nil, fmt.Errorf("-instances: %w", err)
 		}
 		return func(ctx context.Context, r *Router) error { return r.WatchFile(ctx, f.file) }, nil

@@ -302,10 +302,16 @@ func TestParseInstances(t *testing.T) {
 		"instances: [{url: 'http://x', colour: red}]":               "colour",
 		"instances: [{url: 'http://x'}, {url: 'http://x:80'}]":      "instances[1]: kvpolicy: id",
 		"instances: [{id: a, url: 'http://x'}, {url: http://x:80}]": "instances[1]: kvpolicy: url",
-		"instances: 7": "line 1",
-		"":             "instances is missing",
-		"instances:\n": "instances is missing",
-		"other: []":    "other",
+		"instances: 7":                     "line 1",
+		"":                                 "instances is missing",
+		"instances:\n":                     "instances is missing",
+		"instances: [null]":                "instances[0]",
+		"instances:\n- url: http://x\n-\n": "instances[1]",
+		"instances: [{url: http://x, kind: &a null}, *a]": "instances[1]",
+		"instances: []\n---\ninstances: []\n":             "one YAML document",
+		"instances: []\n---\n":                            "one YAML document",
+		"instances: []\n---\n}":                           "one YAML document",
+		"other: []":                                       "other",
 	} {
 		_, err := ParseInstances([]byte(text))
 		require.ErrorContains(t, err, want, text)
