@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -95,9 +96,24 @@ func (r *Router) WatchFile(ctx context.Context, file string) error {
 // Resolve looks up the addresses of a host; net.DefaultResolver.LookupHost.
 type Resolve func(ctx context.Context, host string) ([]string, error)
 
+// oneFamily leaves the addresses of IPv4, where there are any.
+func oneFamily(addresses []string) []string {
+	var four []string
+	for _, text := range addresses {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
+			four = append(four, text)
+		}
+	}
+	if four == nil {
+		return addresses
+	}
+	return four
+}
+
 // WatchDNS keeps a router's instances to the addresses of a host, such as a
 // headless service, asked at an interval until the context ends. All of them
-// listen on the same port. While the host cannot be looked up, the instances
+// listen on the same port. Where the host has addresses of both families, those
+// of IPv4 count alone: a dual-stack service lists each server under both. While the host cannot be looked up, the instances
 // stay as they are.
 func (r *Router) WatchDNS(ctx context.Context, host, port string, every time.Duration, lookup Resolve) {
 	ticker := time.NewTicker(every)
@@ -107,7 +123,7 @@ func (r *Router) WatchDNS(ctx context.Context, host, port string, every time.Dur
 		if err == nil {
 			slices.Sort(addresses)
 			var all []Instance
-			for _, address := range slices.Compact(addresses) {
+			for _, address := range oneFamily(slices.Compact(addresses)) {
 				at := net.JoinHostPort(address, port)
 				all = append(all, Instance{ID: at, URL: &url.URL{Scheme: "http", Host: at}})
 			}

@@ -339,7 +339,9 @@ func TestNamesAreLookedUp(t *testing.T) {
 	for _, step := range []struct{ answer, want []string }{
 		{[]string{"10.0.0.2", "10.0.0.1", "10.0.0.1"}, []string{"10.0.0.1:8000", "10.0.0.2:8000"}},
 		{nil, []string{"10.0.0.1:8000", "10.0.0.2:8000"}},
-		{[]string{"::1", "10.0.0.2"}, []string{"10.0.0.2:8000", "[::1]:8000"}},
+		{[]string{"::1", "10.0.0.2"}, []string{"10.0.0.2:8000"}},
+		{[]string{"fd00::2", "fd00::1"}, []string{"[fd00::1]:8000", "[fd00::2]:8000"}},
+		{[]string{"fd00::1", "10.0.0.3", "fd00::2"}, []string{"10.0.0.3:8000"}},
 		{[]string{}, nil},
 	} {
 		answers <- step.answer
