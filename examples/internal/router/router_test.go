@@ -272,6 +272,14 @@ func TestFilesAreWatched(t *testing.T) {
 	require.NoError(t, os.Symlink("v2", filepath.Join(dir, "data.next")))
 	require.NoError(t, os.Rename(filepath.Join(dir, "data.next"), filepath.Join(dir, "data")))
 	eventually(t, "the link leads elsewhere", is(3))
+	require.NoError(t, os.RemoveAll(dir))
+	time.Sleep(3 * settle)
+	require.True(t, is(3)(), "nor does a folder that is gone")
+	for n, made := range []string{"made again", "and watched again"} {
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+		require.NoError(t, os.WriteFile(file, list([]int{1, 2}[:n+1]...), 0o600))
+		eventually(t, made, is(n+1))
+	}
 	cancel()
 	require.NoError(t, <-ended)
 	require.Error(t, r.WatchFile(context.Background(), filepath.Join(dir, "missing", "file")))
