@@ -216,8 +216,8 @@ const (
 	readinessService = "readiness"
 )
 
-// serve runs the picker until the context ends, and then until the streams that
-// it has by then end, or -drain-timeout is over. metrics is nil for nowhere.
+// serve runs the picker until the context ends, then for -drain-delay, and then
+// until the streams that it has by then end, or -drain-timeout is over. metrics is nil for nowhere.
 func serve(ctx context.Context, listener, metrics net.Listener, config router.Config, discover router.Discovery, s *settings) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -251,23 +251,23 @@ func serve(ctx context.Context, listener, metrics net.Listener, config router.Co
 	well.SetServingStatus(livenessService, healthpb.HealthCheckResponse_SERVING)
 	setReady(false)
 
-	ctx, cancel := context.WithCancel(ctx)
+	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	ended := make(chan error, 3)
-	working := make(chan struct{}, 2)
+	done := make(chan struct{}, 2)
 	go func() { ended <- server.Serve(listener) }()
 	go func() {
-		defer func() { working <- struct{}{} }()
-		if err := discover(ctx, r); err != nil {
+		defer func() { done <- struct{}{} }()
+		if err := discover(working, r); err != nil {
 			ended <- err
 		}
 	}()
 	go func() {
-		defer func() { working <- struct{}{} }()
+		defer func() { done <- struct{}{} }()
 		select {
 		case <-r.Synced():
 			setReady(true)
-		case <-ctx.Done():
+		case <-working.Done():
 		}
 	}()
 	if metrics != nil {
@@ -277,12 +277,19 @@ func serve(ctx context.Context, listener, metrics net.Listener, config router.Co
 		go func() { ended <- web.Serve(metrics) }()
 		defer web.Close()
 	}
+	delay := s.shared.DrainDelay
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+		delay = 0
 	}
 	config.Logger.Info("stopping")
 	well.Shutdown()
+	select {
+	case <-time.After(delay):
+	case late := <-ended:
+		err = errors.Join(err, late)
+	}
 	late := time.AfterFunc(s.drain, func() {
 		config.Logger.Warn("streams are cut off")
 		server.Stop()
@@ -290,7 +297,7 @@ func serve(ctx context.Context, listener, metrics net.Listener, config router.Co
 	server.GracefulStop()
 	late.Stop()
 	cancel()
-	<-working
-	<-working
+	<-done
+	<-done
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,6 +44,7 @@ type gateway struct {
 	registry *prometheus.Registry
 	proxy    *httputil.ReverseProxy
 	bodies   *semaphore.Weighted // of maxBodies
+	stopping atomic.Bool
 }
 
 func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gateway {
@@ -190,8 +192,12 @@ func writeError(w http.ResponseWriter, status int, kind, message string) {
 }
 
 // health is for whoever sends requests here: none should come while no instance
-// is ready.
+// is ready, nor when this is about to stop.
 func (g *gateway) health(w http.ResponseWriter, _ *http.Request) {
+	if g.stopping.Load() {
+		writeError(w, http.StatusServiceUnavailable, "server_error", "the gateway is stopping")
+		return
+	}
 	if len(g.router.Instances()) == 0 {
 		writeError(w, http.StatusServiceUnavailable, "server_error", "no instance is ready")
 		return

@@ -157,8 +157,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return serve(ctx, listener, config, discover, s)
 }
 
-// serve runs the gateway until the context ends, and then until the requests
-// that it has by then are answered, or -drain-timeout is over.
+// serve runs the gateway until the context ends, then for -drain-delay, and then
+// until the requests that it has by then are answered, or -drain-timeout is over.
 func serve(ctx context.Context, listener net.Listener, config router.Config, discover router.Discovery, s *settings) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -175,22 +175,31 @@ func serve(ctx context.Context, listener net.Listener, config router.Config, dis
 	server := &http.Server{Handler: g.handler(), ReadHeaderTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 		ErrorLog:    slog.NewLogLogger(config.Logger.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return requests }}
-	ctx, cancel := context.WithCancel(ctx)
+	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	ended := make(chan error, 2)
 	go func() { ended <- server.Serve(listener) }()
 	discovering := make(chan struct{})
 	go func() {
 		defer close(discovering)
-		if err := discover(ctx, r); err != nil {
+		if err := discover(working, r); err != nil {
 			ended <- err
 		}
 	}()
+	delay := s.shared.DrainDelay
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+		delay = 0
 	}
 	config.Logger.Info("stopping")
+	g.stopping.Store(true)
+	server.SetKeepAlivesEnabled(false)
+	select {
+	case <-time.After(delay):
+	case late := <-ended:
+		err = errors.Join(err, late)
+	}
 	draining, over := context.WithTimeout(context.Background(), s.drain)
 	defer over()
 	if late := server.Shutdown(draining); late != nil {

@@ -62,6 +62,7 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 		{"-idle-timeout", append([]string{"-idle-timeout", "-1s"}, fine...)},
 		{"-body-timeout", append([]string{"-body-timeout", "-1s"}, fine...)},
 		{"-max-bodies", append([]string{"-max-bodies", "1000"}, fine...)},
+		{"-drain-delay", append([]string{"-drain-delay", "-1s"}, fine...)},
 		{"-drain-timeout", append([]string{"-drain-timeout", "-1s"}, fine...)},
 		{"-max-metrics-age", append([]string{"-max-metrics-age", "-1s"}, fine...)},
 		{"-session-ttl", append([]string{"-session-ttl", "-1s"}, fine...)},
@@ -173,6 +174,31 @@ func TestStopsOnceAllIsAnswered(t *testing.T) {
 		"new_tokens", "score", "contention", "queue", "prefill", "interference", "decode", "loss", "total", "runner_up", "margin", "overcommitted", "degraded"} {
 		require.Contains(t, terms, key)
 	}
+}
+
+func TestItSaysThatItStopsBeforeItDoes(t *testing.T) {
+	r := runGateway(t, "-stand-ins", "1", "-drain-delay", "1s")
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	health := func() (int, bool) {
+		response, err := client.Get(r.url + "/health")
+		if err != nil {
+			return 0, false
+		}
+		defer response.Body.Close()
+		return response.StatusCode, response.Close
+	}
+	require.Eventually(t, func() bool { code, _ := health(); return code == http.StatusOK }, 10*time.Second, 5*time.Millisecond)
+	r.stop()
+	require.Eventually(t, func() bool {
+		code, closes := health()
+		return code == http.StatusServiceUnavailable && closes
+	}, 10*time.Second, time.Millisecond, "said before it ends")
+	response, err := client.Post(r.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","max_tokens":1}`))
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, http.StatusOK, response.StatusCode, "and what comes is still served")
+	require.NoError(t, <-r.ended)
 }
 
 func TestWhatTakesTooLongIsCutOff(t *testing.T) {

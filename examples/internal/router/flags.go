@@ -40,6 +40,9 @@ type Flags struct {
 	SessionHeader string
 	// MaxBody bounds the body of a request in bytes.
 	MaxBody int64
+	// DrainDelay is how long requests are still taken once the process is told to
+	// stop and says that it is not ready.
+	DrainDelay time.Duration
 }
 
 // AddFlags adds the flags to a set.
@@ -68,6 +71,7 @@ func AddFlags(to *flag.FlagSet) *Flags {
 	to.DurationVar(&f.sessionTTL, "session-ttl", d.Track.SessionTTL, "how long after its last turn a session has a home; 0 for no sessions")
 	to.StringVar(&f.SessionHeader, "session-header", "X-Session-Id", "the header that names the session; without it the body's user does")
 	to.Int64Var(&f.MaxBody, "max-body", 16<<20, "the largest body of a request in bytes")
+	to.DurationVar(&f.DrainDelay, "drain-delay", 0, "how long to say not to be ready, and still serve, once told to stop")
 	return f
 }
 
@@ -88,6 +92,7 @@ func (f *Flags) Config(logTo io.Writer) (Config, error) {
 		{"dns-every", f.dnsEvery, 1}, {"max-metrics-age", f.maxMetricsAge, 0}, {"scrape-every", f.scrapeEvery, time.Millisecond},
 		{"scrape-timeout", f.scrapeFor, time.Millisecond}, {"backoff", f.backoff, time.Millisecond}, {"max-backoff", f.maxBackoff, f.backoff},
 		{"tokenize-timeout", f.tokenizeFor, 1}, {"session-ttl", f.sessionTTL, 0},
+		{"drain-delay", f.DrainDelay, 0},
 	} {
 		if d.value < d.least {
 			return c, FlagError(d.name, d.value, fmt.Sprintf("be at least %v", d.least))
