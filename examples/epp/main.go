@@ -165,21 +165,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if err := s.shared.WithoutInstances(); err != nil {
 			return err
 		}
-		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
-		if err != nil {
-			return err
-		}
-		var urls []string
-		for n, server := range servers {
-			defer server.Kill()
-			fmt.Fprintf(stderr, "epp: stand-in %d listens on %s\n", n, server.URL())
-			urls = append(urls, server.URL())
-		}
-		all, err := router.ParseURLs(strings.Join(urls, ","))
-		if err != nil {
-			return err
-		}
-		discover = router.Fixed(all)
 	} else if discover, err = s.shared.Discovery(config); err != nil {
 		return err
 	}
@@ -204,6 +189,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if metrics, err = net.Listen("tcp", s.metricsListen); err != nil {
 			return errors.Join(fmt.Errorf("-metrics-listen: %w", err), listener.Close())
 		}
+	}
+	if s.standIns > 0 { // when nothing can be wrong with the flags any more
+		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
+		if err != nil {
+			return err
+		}
+		var urls []string
+		for n, server := range servers {
+			defer server.Kill()
+			fmt.Fprintf(stderr, "epp: stand-in %d listens on %s\n", n, server.URL())
+			urls = append(urls, server.URL())
+		}
+		all, err := router.ParseURLs(strings.Join(urls, ","))
+		if err != nil {
+			return err
+		}
+		discover = router.Fixed(all)
+	}
+	if metrics != nil {
 		fmt.Fprintf(stdout, "epp: serving metrics on http://%s/metrics\n", metrics.Addr())
 	}
 	fmt.Fprintf(stdout, "epp: serving on %s\n", listener.Addr())

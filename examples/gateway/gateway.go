@@ -63,11 +63,25 @@ func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gat
 // handler serves the gateway's paths.
 func (g *gateway) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/chat/completions", g.complete)
-	mux.HandleFunc("POST /v1/completions", g.complete)
-	mux.HandleFunc("GET /v1/models", g.models)
-	mux.HandleFunc("GET /health", g.health)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(g.registry, promhttp.HandlerOpts{}))
+	for _, route := range []struct {
+		method, path, allow string
+		serve               http.HandlerFunc
+	}{
+		{"POST", "/v1/chat/completions", "POST", g.complete},
+		{"POST", "/v1/completions", "POST", g.complete},
+		{"GET", "/v1/models", "GET, HEAD", g.models},
+		{"GET", "/health", "GET, HEAD", g.health},
+		{"GET", "/metrics", "GET, HEAD", promhttp.HandlerFor(g.registry, promhttp.HandlerOpts{}).ServeHTTP},
+	} {
+		mux.HandleFunc(route.method+" "+route.path, route.serve)
+		mux.HandleFunc(route.path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Allow", route.allow)
+			writeError(w, http.StatusMethodNotAllowed, "invalid_request_error", "the method must be "+route.method)
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, "invalid_request_error", "there is nothing at this path")
+	})
 	responses := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvpolicy", Name: "responses_total",
 		Help: "Responses to clients, by status."}, []string{"code"})
 	g.registry.MustRegister(responses)
@@ -174,9 +188,12 @@ func (g *gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 		// Nobody is there to read it; the status is for the metrics.
 		w.WriteHeader(statusClientGone)
 	case errors.Is(err, errFirstByte):
-		writeError(w, http.StatusGatewayTimeout, "server_error", err.Error())
+		writeError(w, http.StatusGatewayTimeout, "server_error", "the server did not begin to answer in time")
 	default:
-		writeError(w, http.StatusBadGateway, "server_error", err.Error())
+		// Addresses and the like are for whoever runs this.
+		x := r.Context().Value(exchangeKey{}).(*exchange) // set by complete
+		g.router.Logger().Warn("request failed", "request", x.call.ID(), "error", err)
+		writeError(w, http.StatusBadGateway, "server_error", "the server could not be reached, or broke off before it answered")
 	}
 }
 

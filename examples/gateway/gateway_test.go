@@ -412,7 +412,10 @@ func TestAnInstanceThatCannotBeReached(t *testing.T) {
 		r.Policy.MaxMetricsAgeSeconds = 0
 	})
 	c.servers[0].Kill()
-	require.Equal(t, http.StatusBadGateway, c.post("/v1/completions", `{"prompt":"p"}`).status)
+	r := c.post("/v1/completions", `{"prompt":"p"}`)
+	require.Equal(t, http.StatusBadGateway, r.status)
+	require.Contains(t, r.body, "the server could not be reached")
+	require.NotContains(t, r.body, "127.0.0.1", "where it is, is no client's business")
 }
 
 func TestNothingIsRetriedAfterTheFirstByte(t *testing.T) {
@@ -519,11 +522,12 @@ func TestBadRequests(t *testing.T) {
 		status     int
 		want       string
 	}{
-		{"no JSON", `hello`, 400, "body"},
-		{"no object", `[]`, 400, "body"},
-		{"two objects", `{} {}`, 400, "body"},
-		{"cut off", `{"prompt":"x"`, 400, "body"},
-		{"messages", `{"messages":{}}`, 400, "messages"},
+		{"nothing", ``, 400, `"body is empty, must be a JSON object"`},
+		{"no JSON", `hello`, 400, `"body is not JSON (invalid character 'h' looking for beginning of value), must be a JSON object"`},
+		{"no object", `[]`, 400, `"body is another value, must be a JSON object"`},
+		{"two objects", `{} {}`, 400, `"body is followed by something else, must be a JSON object"`},
+		{"cut off", `{"prompt":"x"`, 400, `"body is cut off, must be a JSON object"`},
+		{"messages", `{"messages":{}}`, 400, `"messages is {, must be an array"`},
 		{"a message", `{"messages":[1]}`, 400, "messages[0]"},
 		{"max_tokens", `{"prompt":"x","max_tokens":1.5}`, 400, "max_tokens"},
 		{"a negative max_tokens", `{"prompt":"x","max_tokens":-1}`, 400, "max_tokens"},
@@ -537,11 +541,28 @@ func TestBadRequests(t *testing.T) {
 			require.Equal(t, test.status, r.status, r.body)
 			require.Contains(t, r.body, test.want)
 			require.Contains(t, r.body, "invalid_request_error")
+			require.NotContains(t, r.body, "kvpolicy")
 		})
 	}
 	require.Empty(t, c.servers[0].Seen())
-	require.Equal(t, http.StatusMethodNotAllowed, c.get("/v1/completions").status)
-	require.Equal(t, http.StatusNotFound, c.get("/v1/nothing").status)
+	for _, test := range []struct {
+		reply  reply
+		status int
+	}{
+		{c.get("/v1/completions"), http.StatusMethodNotAllowed},
+		{c.post("/v1/models", ""), http.StatusMethodNotAllowed},
+		{c.get("/v1/nothing"), http.StatusNotFound},
+		{c.post("/", ""), http.StatusNotFound},
+	} {
+		require.Equal(t, test.status, test.reply.status)
+		require.Equal(t, test.status == http.StatusMethodNotAllowed, test.reply.header.Get("Allow") != "")
+		require.Equal(t, "application/json", test.reply.header.Get("Content-Type"))
+		var answer struct {
+			Error struct{ Message, Type string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(test.reply.body), &answer), test.reply.body)
+		require.Equal(t, "invalid_request_error", answer.Error.Type)
+	}
 }
 
 // A body that does not come is not waited for, and its connection ends.

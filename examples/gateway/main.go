@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -118,24 +119,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	var discover router.Discovery
-	if s.standIns > 0 {
-		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
-		if err != nil {
+	if s.standIns == 0 {
+		if discover, err = s.shared.Discovery(config); err != nil {
 			return err
 		}
-		var all []router.Instance
-		for n, server := range servers {
-			defer server.Kill()
-			fmt.Fprintf(stderr, "gateway: stand-in %d listens on %s\n", n, server.URL())
-			i, err := router.ParseURLs(server.URL())
-			if err != nil {
-				return err
-			}
-			all = append(all, i...)
-		}
-		discover = router.Fixed(all)
-	} else if discover, err = s.shared.Discovery(config); err != nil {
-		return err
 	}
 	if config.Policy.Separation.Enabled && !s.separation {
 		config.Policy = withoutSeparation(config.Policy)
@@ -152,6 +139,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	listener, err := net.Listen("tcp", s.listen)
 	if err != nil {
 		return fmt.Errorf("-listen: %w", err)
+	}
+	if s.standIns > 0 { // when nothing can be wrong with the flags any more
+		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		var urls []string
+		for n, server := range servers {
+			defer server.Kill()
+			fmt.Fprintf(stderr, "gateway: stand-in %d listens on %s\n", n, server.URL())
+			urls = append(urls, server.URL())
+		}
+		all, err := router.ParseURLs(strings.Join(urls, ","))
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		discover = router.Fixed(all)
 	}
 	fmt.Fprintf(stdout, "gateway: serving on http://%s\n", listener.Addr())
 	return serve(ctx, listener, config, discover, s)

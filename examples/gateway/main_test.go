@@ -57,6 +57,8 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 		{"-backoff", append([]string{"-backoff", "0s"}, fine...)},
 		{"-max-backoff", append([]string{"-max-backoff", "1ms"}, fine...)},
 		{"-max-body", append([]string{"-max-body", "0"}, fine...)},
+		{"-session-header", append([]string{"-session-header", ""}, fine...)},
+		{"-session-header", append([]string{"-session-header", "X Session"}, fine...)},
 		{"-max-attempts", append([]string{"-max-attempts", "0"}, fine...)},
 		{"-first-byte-timeout", append([]string{"-first-byte-timeout", "-1s"}, fine...)},
 		{"-idle-timeout", append([]string{"-idle-timeout", "-1s"}, fine...)},
@@ -80,6 +82,14 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 	} {
 		err := run(t.Context(), test.args, io.Discard, io.Discard)
 		require.ErrorContains(t, err, test.want, "%v", test.args)
+	}
+}
+
+func TestStandInsAreAnnouncedOnceTheFlagsAreChecked(t *testing.T) {
+	for _, args := range [][]string{{"-listen", "nowhere"}, {"-pd-separation"}, {"-decision-log", t.TempDir()}} {
+		var said lockedBuffer
+		require.Error(t, run(t.Context(), append([]string{"-stand-ins", "1"}, args...), &said, &said))
+		require.NotContains(t, said.String(), "stand-in", "%v", args)
 	}
 }
 

@@ -43,23 +43,42 @@ type Body struct {
 }
 
 // ParseBody reads a body. With partial, one that ends too early is no error. The
-// error is a *kvpolicy.FieldError with the path of the member, "body" for the
-// whole.
+// error is a *RequestError with the path of the member, "body" for the whole.
 func ParseBody(data []byte, partial bool) (*Body, error) {
 	b := &Body{tokenize: map[string]json.RawMessage{}}
 	err := b.read(json.NewDecoder(bytes.NewReader(data)))
 	cut := errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF)
 	var field *kvpolicy.FieldError
+	var syntax *json.SyntaxError
 	switch {
 	case err == nil:
 		b.Complete = true
+		return b, nil
 	case errors.As(err, &field):
-		return nil, err
-	case !(partial && cut):
-		return nil, &kvpolicy.FieldError{Path: "body", Value: err.Error(), Want: "be a JSON object"}
+		return nil, &RequestError{field}
+	case partial && cut:
+		return b, nil
 	}
-	return b, nil
+	field = &kvpolicy.FieldError{Path: "body", Value: err.Error(), Want: "be a JSON object"}
+	switch {
+	case cut && len(bytes.TrimSpace(data)) == 0:
+		field.Value = "empty"
+	case cut:
+		field.Value = "cut off"
+	case errors.As(err, &syntax):
+		field.Value = "not JSON (" + err.Error() + ")"
+	}
+	return nil, &RequestError{field}
 }
+
+// RequestError says to a client what is wrong with its request.
+type RequestError struct{ field *kvpolicy.FieldError }
+
+// Error leaves out who says so, which is no client's business.
+func (e *RequestError) Error() string { return strings.TrimPrefix(e.field.Error(), "kvpolicy: ") }
+
+// Unwrap is the *kvpolicy.FieldError.
+func (e *RequestError) Unwrap() error { return e.field }
 
 // read walks over the members of the outermost object, so that a body that is
 // cut off gives what is before the cut.
@@ -94,7 +113,7 @@ func (b *Body) read(d *json.Decoder) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("something follows the object")
+		return errors.New("followed by something else")
 	}
 	return nil
 }

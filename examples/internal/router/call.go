@@ -160,6 +160,7 @@ func (c *Call) Next() (*Attempt, error) {
 	r.mu.Unlock()
 
 	if err != nil {
+		r.config.Logger.Error("no decision", "request", c.request.ID, "error", err)
 		return nil, refusal(err)
 	}
 	c.last = a
@@ -206,12 +207,11 @@ func (r *Router) fallbacks(s kvpolicy.Snapshot, d kvpolicy.Decision) []Instance 
 }
 
 func refusal(err error) *Refusal {
-	status := http.StatusInternalServerError
 	var field *kvpolicy.FieldError
 	if errors.As(err, &field) && strings.HasPrefix(field.Path, "request.") {
-		status = http.StatusBadRequest
+		return &Refusal{Status: http.StatusBadRequest, Err: &RequestError{field}}
 	}
-	return &Refusal{Status: status, Err: err}
+	return &Refusal{Status: http.StatusInternalServerError, Err: errors.New("the request could not be decided on")}
 }
 
 // couldEver tells whether a request that fits nowhere would fit if every

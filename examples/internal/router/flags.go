@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/kvpolicy/kvpolicy"
 )
 
@@ -101,6 +103,8 @@ func (f *Flags) Config(logTo io.Writer) (Config, error) {
 	switch {
 	case f.failures < 1:
 		return c, FlagError("failures", f.failures, "be at least 1")
+	case !httpguts.ValidHeaderFieldName(f.SessionHeader):
+		return c, FlagError("session-header", strconv.Quote(f.SessionHeader), "be the name of a header")
 	case f.MaxBody < 1:
 		return c, FlagError("max-body", f.MaxBody, "be at least 1")
 	case !(f.prefillRate >= 0 && f.prefillRate <= 1e18):
