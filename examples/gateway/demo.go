@@ -199,7 +199,8 @@ func (d *demonstration) head(like vllmlike.Config, n int) {
 	d.printf("%s\n\n", d.paint("1", "kvpolicy gateway: a scripted load"))
 	d.printf("%d vLLM-like servers (prefill %.0f tokens/s, decode %.0f tokens/s, a prefix cache each) behind %s.\n", n, like.PrefillRate, like.DecodeRate, d.url)
 	d.printf("%d sessions of %d turns share a system prompt of %d tokens, and have a document of their own.\n", demoSessions, demoTurns, demoSystemTokens)
-	d.printf("gpu-1 dies at %v and is back at %v.\n\n", demoDeath, demoReturn)
+	d.printf("gpu-1 dies at %v and is back at %v.\n", demoDeath, demoReturn)
+	d.printf("A line is printed when its answer is complete, at that time since the start; queue, prefill, TTFT and seen are seconds.\n\n")
 	d.printf("%s\n", d.paint("1", "  time  session turn  prompt  cached  where   why                          queue + prefill = TTFT predicted      seen   next best"))
 }
 
