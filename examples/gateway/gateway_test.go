@@ -358,11 +358,11 @@ func TestAnAnswerThatStandsStill(t *testing.T) {
 		whole bool
 	}{
 		{"it stands still", []time.Duration{0, time.Hour}, false},
-		{"it goes on", []time.Duration{0, 120 * time.Millisecond, 120 * time.Millisecond, 120 * time.Millisecond}, true},
+		{"it goes on", []time.Duration{0, 400 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := start(t, 1, fast(), func(r *router.Config, o *options) {
-				o.idle, o.transport, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = 300*time.Millisecond, &restingTransport{test.rests}, time.Hour, 0
+				o.idle, o.transport, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = time.Second, &restingTransport{test.rests}, time.Hour, 0
 				r.Failures = 1
 			})
 			response, err := c.client.Post(c.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"p","stream":true}`))

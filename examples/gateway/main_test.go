@@ -187,7 +187,7 @@ func TestStopsOnceAllIsAnswered(t *testing.T) {
 }
 
 func TestItSaysThatItStopsBeforeItDoes(t *testing.T) {
-	r := runGateway(t, "-stand-ins", "1", "-drain-delay", "1s")
+	r := runGateway(t, "-stand-ins", "1", "-drain-delay", "2s")
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	health := func() (int, bool) {
@@ -258,6 +258,12 @@ func TestPresets(t *testing.T) {
 			require.NoError(t, <-r.ended)
 		})
 	}
+}
+
+func TestTheDemoBeginsOnceItsFlagsAreChecked(t *testing.T) {
+	var out lockedBuffer
+	require.ErrorContains(t, run(t.Context(), []string{"-demo", "-decision-log", t.TempDir()}, &out, io.Discard), "-decision-log")
+	require.Empty(t, out.String())
 }
 
 func TestDemo(t *testing.T) {
