@@ -2,6 +2,7 @@ package track_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -253,6 +254,31 @@ func TestRemotePrefillIsCachedOnBoth(t *testing.T) {
 	assert.EqualValues(t, 0, s.Instances[2].PendingPrefillTokens)
 	assert.EqualValues(t, 4, s.Instances[2].Requests, "those of the scrape")
 	assert.EqualValues(t, 5, s.Instances[0].Requests)
+}
+
+// The beginning of a prompt counts as the share that it is, also of what it is
+// in the ledger.
+func TestTheBeginningOfAPrompt(t *testing.T) {
+	c := track.DefaultConfig()
+	c.TextBlockBytes = 10
+	tracker := fleet(t, c, 2)
+	text := []byte("0123456789abcdefghijABCDEFGHIJ+-*/")
+	place(t, tracker, "1", "instance-000", 100, tracker.TextPrompt(nil, track.Salt{}, text[:20]))
+	whole := tracker.TextPrompt(nil, track.Salt{}, text)
+	for _, test := range []struct {
+		bytes, want int64
+	}{{340, 58}, {40, 500}, {34, 588}, {33, 588}, {0, 588}, {-1, 588}, {math.MaxInt64, 0}} { // of 1000 tokens
+		assert.Equal(t, test.want, cached(tracker, 1000, whole.BeginningOf(test.bytes))["instance-000"], test.bytes)
+	}
+	assert.EqualValues(t, 588, cached(tracker, 1000, whole)["instance-000"], "it is another value")
+	tokens := tracker.TokenPrompt(nil, track.Salt{}, conversation(1, 0, 100))
+	assert.Equal(t, tokens, tokens.BeginningOf(1e6))
+	assert.Equal(t, track.Prompt{}, track.Prompt{}.BeginningOf(1e6))
+
+	request := track.Request{Request: kvpolicy.Request{ID: "2", ContextTokens: 1000}, Prompt: whole.BeginningOf(340)}
+	require.NoError(t, tracker.Begin(request, kvpolicy.Decision{Action: kvpolicy.Place, Target: "instance-000"}, at(3)))
+	pending := tracker.Snapshot(track.Request{Request: kvpolicy.Request{ID: "probe"}}, at(3), nil).Instances[0].PendingPrefillTokens
+	assert.EqualValues(t, 942, pending, "the ledger counts what is lacking likewise")
 }
 
 func TestTextPrompts(t *testing.T) {

@@ -30,7 +30,7 @@ type Prompt struct {
 	Blocks []uint64
 	// units is the size of the prompt in tokens or, for text, in bytes; 0 for
 	// tokens, whose size needs no scaling.
-	units int
+	units int64
 	// blockUnits is the size of a block in the same.
 	blockUnits int
 }
@@ -57,7 +57,19 @@ func (t *Tracker) TokenPrompt(dst []uint64, salt Salt, tokens []uint32) Prompt {
 // for each turn, so that a conversation's next prompt begins with the last.
 func (t *Tracker) TextPrompt(dst []uint64, salt Salt, text []byte) Prompt {
 	size := t.config.TextBlockBytes
-	return Prompt{Blocks: chainText(dst[:0], salt.root(rootText), text, size), units: len(text), blockUnits: size}
+	return Prompt{Blocks: chainText(dst[:0], salt.root(rootText), text, size), units: int64(len(text)), blockUnits: size}
+}
+
+// BeginningOf returns p as the beginning of a prompt whose text has so many
+// bytes in all, as where the rest of it is not there to be hashed: cached
+// lengths are then shares of the whole, and the rest counts as new. A size that
+// is not above that of the text changes nothing, and neither does any of a
+// TokenPrompt or of the zero Prompt.
+func (p Prompt) BeginningOf(textBytes int64) Prompt {
+	if p.units > 0 {
+		p.units = max(p.units, textBytes)
+	}
+	return p
 }
 
 // cachedTokens is the length, in tokens, of the first blocks of p as a request

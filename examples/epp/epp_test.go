@@ -442,6 +442,41 @@ func TestABodyThatIsCutOff(t *testing.T) {
 	p.eventually("released", func() bool { return p.inFlight() == 0 })
 }
 
+// The length of what was not read is taken from the headers, else from what came.
+func TestWhatIsCutOffHasItsWeight(t *testing.T) {
+	p := startPicker(t, 1, func(c *router.Config, s *processor) { c.Tokenize, s.decideAfter = false, 1<<12 })
+	long := prompt(strings.Repeat("x", 40000), "")
+	short := fmt.Sprintf(`{"messages":[{"role":"user","content":%q},{"role":"user","content":"%s`, strings.Repeat("x", 8000), strings.Repeat("y", 2000))
+	streaming := &extproc.ProtocolConfiguration{RequestBodyMode: streamed, SendBodyWithoutWaitingForHeaderResponse: true}
+	for _, test := range []struct {
+		name, body string
+		length     int64 // content-length, 0 for none
+		want       int64 // pending tokens
+	}{
+		{"a message that has no end yet", long[:8192], 40000, 10000},
+		{"no length", long[:8192], 0, 2048},
+		{"some of the messages", short, 40000, 10000},
+		{"a length that cannot be, and 8000 bytes are cached", short, 10, int64(len(short)+3)/4 - 2000},
+		{"token ids", `{"prompt":[` + strings.Repeat("1,", 4096) + `1],"user":"`, 40000, 4097},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := p.open(streaming)
+			pairs := []string{}
+			if test.length > 0 {
+				pairs = append(pairs, "content-length", fmt.Sprint(test.length))
+			}
+			e.send(requestHeaders(false, pairs...))
+			e.send(requestBody(test.body, false))
+			e.destination(e.receive())
+			require.NotNil(t, e.receive().GetRequestBody())
+			i := p.snapshot().Instances[0]
+			require.Equal(t, test.want, i.PendingPrefillTokens)
+			e.half()
+			p.eventually("released", func() bool { return p.inFlight() == 0 })
+		})
+	}
+}
+
 func TestTheResponseIsWatched(t *testing.T) {
 	events := []string{
 		`data: {"choices":[{"delta":{"role":"assistant","content":""}}]}` + "\n\n",

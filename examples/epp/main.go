@@ -156,31 +156,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	config, err := s.shared.Config(stderr)
+	if err != nil {
+		return err
+	}
 	var discover router.Discovery
 	if s.standIns > 0 {
 		if err := s.shared.WithoutInstances(); err != nil {
 			return err
 		}
-		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
-		if err != nil {
-			return err
-		}
-		var urls []string
-		for n, server := range servers {
-			defer server.Kill()
-			fmt.Fprintf(stderr, "epp: stand-in %d listens on %s\n", n, server.URL())
-			urls = append(urls, server.URL())
-		}
-		all, err := router.ParseURLs(strings.Join(urls, ","))
-		if err != nil {
-			return err
-		}
-		discover = router.Fixed(all)
-	} else if discover, err = s.shared.Discovery(); err != nil {
-		return err
-	}
-	config, err := s.shared.Config(stderr)
-	if err != nil {
+	} else if discover, err = s.shared.Discovery(config); err != nil {
 		return err
 	}
 	if config.Policy.Separation.Enabled {
@@ -204,6 +189,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if metrics, err = net.Listen("tcp", s.metricsListen); err != nil {
 			return errors.Join(fmt.Errorf("-metrics-listen: %w", err), listener.Close())
 		}
+	}
+	if s.standIns > 0 { // when nothing can be wrong with the flags any more
+		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
+		if err != nil {
+			return err
+		}
+		var urls []string
+		for n, server := range servers {
+			defer server.Kill()
+			fmt.Fprintf(stderr, "epp: stand-in %d listens on %s\n", n, server.URL())
+			urls = append(urls, server.URL())
+		}
+		all, err := router.ParseURLs(strings.Join(urls, ","))
+		if err != nil {
+			return err
+		}
+		discover = router.Fixed(all)
+	}
+	if metrics != nil {
 		fmt.Fprintf(stdout, "epp: serving metrics on http://%s/metrics\n", metrics.Addr())
 	}
 	fmt.Fprintf(stdout, "epp: serving on %s\n", listener.Addr())
@@ -216,8 +220,8 @@ const (
 	readinessService = "readiness"
 )
 
-// serve runs the picker until the context ends, and then until the streams that
-// it has by then end, or -drain-timeout is over. metrics is nil for nowhere.
+// serve runs the picker until the context ends, then for -drain-delay, and then
+// until the streams that it has by then end, or -drain-timeout is over. metrics is nil for nowhere.
 func serve(ctx context.Context, listener, metrics net.Listener, config router.Config, discover router.Discovery, s *settings) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -251,23 +255,23 @@ func serve(ctx context.Context, listener, metrics net.Listener, config router.Co
 	well.SetServingStatus(livenessService, healthpb.HealthCheckResponse_SERVING)
 	setReady(false)
 
-	ctx, cancel := context.WithCancel(ctx)
+	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	ended := make(chan error, 3)
-	working := make(chan struct{}, 2)
+	done := make(chan struct{}, 2)
 	go func() { ended <- server.Serve(listener) }()
 	go func() {
-		defer func() { working <- struct{}{} }()
-		if err := discover(ctx, r); err != nil {
+		defer func() { done <- struct{}{} }()
+		if err := discover(working, r); err != nil {
 			ended <- err
 		}
 	}()
 	go func() {
-		defer func() { working <- struct{}{} }()
+		defer func() { done <- struct{}{} }()
 		select {
 		case <-r.Synced():
 			setReady(true)
-		case <-ctx.Done():
+		case <-working.Done():
 		}
 	}()
 	if metrics != nil {
@@ -277,12 +281,19 @@ func serve(ctx context.Context, listener, metrics net.Listener, config router.Co
 		go func() { ended <- web.Serve(metrics) }()
 		defer web.Close()
 	}
+	delay := s.shared.DrainDelay
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+		delay = 0
 	}
 	config.Logger.Info("stopping")
 	well.Shutdown()
+	select {
+	case <-time.After(delay):
+	case late := <-ended:
+		err = errors.Join(err, late)
+	}
 	late := time.AfterFunc(s.drain, func() {
 		config.Logger.Warn("streams are cut off")
 		server.Stop()
@@ -290,7 +301,7 @@ func serve(ctx context.Context, listener, metrics net.Listener, config router.Co
 	server.GracefulStop()
 	late.Stop()
 	cancel()
-	<-working
-	<-working
+	<-done
+	<-done
 	return err
 }

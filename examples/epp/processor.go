@@ -245,8 +245,8 @@ func (s *stream) decide(whole bool) error {
 	ctx, cancel := context.WithCancel(s.server.Context())
 	defer cancel()
 	call := s.router.NewCall(ctx, body, s.session)
-	if !whole && body == nil && s.inference() {
-		call.UnreadPrompt(s.length)
+	if !whole && s.inference() && (body == nil || !body.Complete) {
+		call.CutOff(max(s.length, int64(len(s.body))))
 	}
 	if s.hasSubset {
 		call.Only(s.subset)

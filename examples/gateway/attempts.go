@@ -33,6 +33,9 @@ func (g *attempts) RoundTrip(request *http.Request) (*http.Response, error) {
 		x.attempt = attempt
 		response, err := g.try(request, x, attempt)
 		if err == nil {
+			if response.StatusCode >= http.StatusBadRequest {
+				x.call.Absolve()
+			}
 			if g.decisionHeaders {
 				response.Header.Set("X-Kvpolicy-Instance", attempt.Target.ID)
 				response.Header.Set("X-Kvpolicy-Reason", attempt.Decision.Reason.String())
@@ -49,12 +52,31 @@ func (g *attempts) RoundTrip(request *http.Request) (*http.Response, error) {
 			attempt.SourceFailed(err.Error())
 			attempt.End(router.Abandoned, nil, "")
 		} else {
-			attempt.End(router.Failed, nil, err.Error())
+			attempt.End(g.outcome(err), nil, err.Error())
 			x.call.Avoid(attempt.Target.ID)
+		}
+		if errors.Is(err, errFirstByte) {
+			// Mostly it is the load, to which another attempt would add; and the
+			// client has waited long enough.
+			return nil, err
 		}
 		last = err
 	}
 	return broken(request, last, last)
+}
+
+// outcome is how an attempt ended that has failed. A server answers 500 when it
+// is broken and when it chokes on the request: where others are asked too, they
+// tell which.
+func (g *attempts) outcome(err error) router.Outcome {
+	var status *statusError
+	if g.maxAttempts > 1 && errors.As(err, &status) {
+		switch status.response.StatusCode {
+		case http.StatusInternalServerError, http.StatusNotImplemented:
+			return router.Errored
+		}
+	}
+	return router.Failed
 }
 
 // broken ends a request for which no instance is left: with the last response
@@ -85,7 +107,10 @@ type sourceError struct{ err error }
 func (e *sourceError) Error() string { return "prefill: " + e.err.Error() }
 func (e *sourceError) Unwrap() error { return e.err }
 
-var errFirstByte = errors.New("no byte came in time")
+var (
+	errFirstByte = errors.New("no byte came in time")
+	errIdle      = errors.New("nothing more came in time")
+)
 
 // maxErrorBody bounds what is kept of a response that is not passed on, in bytes.
 const maxErrorBody = 64 << 10
@@ -96,7 +121,12 @@ func (g *attempts) try(request *http.Request, x *exchange, a *router.Attempt) (_
 	ctx, cancel := context.WithCancelCause(request.Context())
 	defer func() {
 		if err != nil {
-			if context.Cause(ctx) == errFirstByte {
+			var source *sourceError
+			switch {
+			case context.Cause(ctx) != errFirstByte:
+			case errors.As(err, &source):
+				err = &sourceError{errFirstByte}
+			default:
 				err = errFirstByte
 			}
 			cancel(nil)
@@ -139,8 +169,13 @@ func (g *attempts) try(request *http.Request, x *exchange, a *router.Attempt) (_
 		response.Body.Close()
 		return nil, err
 	}
-	response.Body = &watchedBody{body: response.Body, from: first, left: response.ContentLength, attempt: a, cancel: cancel, client: request.Context(),
+	body := &watchedBody{body: response.Body, from: first, left: response.ContentLength, attempt: a, cancel: cancel, ctx: ctx, client: request.Context(),
 		watch: router.NewResponseReader(response.Header.Get("Content-Type"))}
+	if g.idle > 0 {
+		body.idleFor = g.idle
+		body.idle = time.AfterFunc(g.idle, func() { cancel(errIdle) })
+	}
+	response.Body = body
 	return response, nil
 }
 
@@ -203,12 +238,22 @@ type watchedBody struct {
 	attempt *router.Attempt
 	watch   *router.ResponseReader
 	cancel  context.CancelCauseFunc
+	ctx     context.Context // that cancel ends
 	client  context.Context
+	idle    *time.Timer // cancels where nothing comes for so long; nil for never
+	idleFor time.Duration
 }
 
 // Read is part of io.ReadCloser.
 func (b *watchedBody) Read(p []byte) (int, error) {
+	// That a client is slow to take what came is not the instance's doing.
+	if b.idle != nil {
+		b.idle.Reset(b.idleFor)
+	}
 	n, err := b.from.Read(p)
+	if b.idle != nil {
+		b.idle.Stop()
+	}
 	if n > 0 {
 		_, _ = b.watch.Write(p[:n]) // never fails
 		b.attempt.Watched(b.watch)
@@ -228,6 +273,9 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	case b.client.Err() != nil:
 		b.attempt.End(router.Abandoned, b.watch, "")
 	default:
+		if context.Cause(b.ctx) == errIdle {
+			err = errIdle
+		}
 		b.attempt.End(router.Failed, b.watch, err.Error())
 	}
 	return n, err
@@ -236,6 +284,9 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 // Close is part of io.ReadCloser. A body that was not read to its end was the
 // client's to give up.
 func (b *watchedBody) Close() error {
+	if b.idle != nil {
+		b.idle.Stop()
+	}
 	b.attempt.End(router.Abandoned, b.watch, "")
 	b.cancel(nil)
 	return b.body.Close()

@@ -69,6 +69,10 @@ func demo(ctx context.Context, s *settings, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	keep, err := s.shared.OpenDecisionLog()
+	if err != nil {
+		return err
+	}
 	// The policy's constants are those of the servers, which serve as well as any
 	// hardware to see whether it predicts.
 	config.Policy = withoutSeparation(config.Policy)
@@ -128,7 +132,7 @@ func demo(ctx context.Context, s *settings, stdout, stderr io.Writer) error {
 		return err
 	}
 	d.summary(gateway, config.Policy)
-	return d.keepLog(s, log.Bytes())
+	return d.keepLog(keep, log.Bytes())
 }
 
 func isTerminal(w io.Writer) bool {
@@ -199,7 +203,8 @@ func (d *demonstration) head(like vllmlike.Config, n int) {
 	d.printf("%s\n\n", d.paint("1", "kvpolicy gateway: a scripted load"))
 	d.printf("%d vLLM-like servers (prefill %.0f tokens/s, decode %.0f tokens/s, a prefix cache each) behind %s.\n", n, like.PrefillRate, like.DecodeRate, d.url)
 	d.printf("%d sessions of %d turns share a system prompt of %d tokens, and have a document of their own.\n", demoSessions, demoTurns, demoSystemTokens)
-	d.printf("gpu-1 dies at %v and is back at %v.\n\n", demoDeath, demoReturn)
+	d.printf("gpu-1 dies at %v and is back at %v.\n", demoDeath, demoReturn)
+	d.printf("A line is printed when its answer is complete, at that time since the start; queue, prefill, TTFT and seen are seconds.\n\n")
 	d.printf("%s\n", d.paint("1", "  time  session turn  prompt  cached  where   why                          queue + prefill = TTFT predicted      seen   next best"))
 }
 
@@ -438,16 +443,16 @@ func indent(text string) string {
 	return "  " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\n  ") + "\n"
 }
 
-// keepLog writes the decisions to where they can be replayed from.
-func (d *demonstration) keepLog(s *settings, log []byte) error {
-	file, err := s.shared.OpenDecisionLog()
-	if err == nil && file == nil {
-		file, err = os.CreateTemp("", "kvpolicy-decisions-*.jsonl")
+// keepLog writes the decisions to where they can be replayed from: to a file of
+// its own where there is none.
+func (d *demonstration) keepLog(file *os.File, log []byte) error {
+	if file == nil {
+		var err error
+		if file, err = os.CreateTemp("", "kvpolicy-decisions-*.jsonl"); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(log)
+	_, err := file.Write(log)
 	if err := errors.Join(err, file.Close()); err != nil {
 		return err
 	}

@@ -9,13 +9,16 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/kvpolicy/kvpolicy"
 	"github.com/kvpolicy/kvpolicy/examples/internal/router"
@@ -25,8 +28,11 @@ import (
 type options struct {
 	sessionHeader   string
 	maxBody         int64         // bytes
+	maxBodies       int64         // bytes of the bodies of all requests that are there at once
+	bodyTimeout     time.Duration // how long a request's body may take to come; 0 is for ever
 	maxAttempts     int           // at one request, the first included
 	firstByte       time.Duration // how long an attempt may take until its first byte; 0 is for ever
+	idle            time.Duration // how long it may then stand still; 0 is for ever
 	decisionHeaders bool          // whether responses say where they come from and why
 	transport       http.RoundTripper
 }
@@ -37,10 +43,12 @@ type gateway struct {
 	router   *router.Router
 	registry *prometheus.Registry
 	proxy    *httputil.ReverseProxy
+	bodies   *semaphore.Weighted // of maxBodies
+	stopping atomic.Bool
 }
 
 func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gateway {
-	g := &gateway{options: o, router: r, registry: registry}
+	g := &gateway{options: o, router: r, registry: registry, bodies: semaphore.NewWeighted(o.maxBodies)}
 	g.proxy = &httputil.ReverseProxy{
 		// Where it goes is for RoundTrip to say.
 		Rewrite:      func(p *httputil.ProxyRequest) { p.SetXForwarded() },
@@ -55,11 +63,25 @@ func newGateway(r *router.Router, registry *prometheus.Registry, o options) *gat
 // handler serves the gateway's paths.
 func (g *gateway) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/chat/completions", g.complete)
-	mux.HandleFunc("POST /v1/completions", g.complete)
-	mux.HandleFunc("GET /v1/models", g.models)
-	mux.HandleFunc("GET /health", g.health)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(g.registry, promhttp.HandlerOpts{}))
+	for _, route := range []struct {
+		method, path, allow string
+		serve               http.HandlerFunc
+	}{
+		{"POST", "/v1/chat/completions", "POST", g.complete},
+		{"POST", "/v1/completions", "POST", g.complete},
+		{"GET", "/v1/models", "GET, HEAD", g.models},
+		{"GET", "/health", "GET, HEAD", g.health},
+		{"GET", "/metrics", "GET, HEAD", promhttp.HandlerFor(g.registry, promhttp.HandlerOpts{}).ServeHTTP},
+	} {
+		mux.HandleFunc(route.method+" "+route.path, route.serve)
+		mux.HandleFunc(route.path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Allow", route.allow)
+			writeError(w, http.StatusMethodNotAllowed, "invalid_request_error", "the method must be "+route.method)
+		})
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusNotFound, "invalid_request_error", "there is nothing at this path")
+	})
 	responses := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvpolicy", Name: "responses_total",
 		Help: "Responses to clients, by status."}, []string{"code"})
 	g.registry.MustRegister(responses)
@@ -79,14 +101,9 @@ type exchangeKey struct{}
 // complete serves a completion: it reads the request, and has the proxy send
 // it. Whatever happens, the last attempt is ended here at the latest.
 func (g *gateway) complete(w http.ResponseWriter, r *http.Request) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.maxBody))
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "the body is too large")
-			return
-		}
-		writeError(w, http.StatusBadRequest, "invalid_request_error", "the body breaks off")
+	data, release, ok := g.readBody(w, r)
+	defer release()
+	if !ok {
 		return
 	}
 	body, err := router.ParseBody(data, false)
@@ -101,6 +118,52 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+// readBody reads the body of a request, or answers why it cannot. It is counted
+// among those that are there until it is released.
+func (g *gateway) readBody(w http.ResponseWriter, r *http.Request) (data []byte, release func(), ok bool) {
+	from := &countedReader{from: http.MaxBytesReader(w, r.Body, g.maxBody), count: g.bodies}
+	connection := http.NewResponseController(w)
+	if g.bodyTimeout > 0 {
+		_ = connection.SetReadDeadline(time.Now().Add(g.bodyTimeout)) // fails where the connection is gone
+	}
+	data, err := io.ReadAll(from)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case err == nil:
+		_ = connection.SetReadDeadline(time.Time{})
+	case errors.As(err, &tooLarge):
+		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", "the body is too large")
+	case errors.Is(err, errBodies):
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, "server_error", "too many requests are there already")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		writeError(w, http.StatusRequestTimeout, "invalid_request_error", "the body did not come in time")
+	default:
+		writeError(w, http.StatusBadRequest, "invalid_request_error", "the body breaks off")
+	}
+	return data, func() { g.bodies.Release(from.n) }, err == nil
+}
+
+var errBodies = errors.New("too many bytes are there already")
+
+// countedReader counts what is read as it comes, so that a body which is
+// announced and does not come takes no room.
+type countedReader struct {
+	from  io.Reader
+	count *semaphore.Weighted
+	n     int64 // bytes counted
+}
+
+// Read is part of io.Reader.
+func (c *countedReader) Read(p []byte) (int, error) {
+	n, err := c.from.Read(p)
+	if !c.count.TryAcquire(int64(n)) {
+		return 0, errBodies
+	}
+	c.n += int64(n)
+	return n, err
 }
 
 // failed answers a request for which there is no response of an instance.
@@ -125,9 +188,12 @@ func (g *gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 		// Nobody is there to read it; the status is for the metrics.
 		w.WriteHeader(statusClientGone)
 	case errors.Is(err, errFirstByte):
-		writeError(w, http.StatusGatewayTimeout, "server_error", err.Error())
+		writeError(w, http.StatusGatewayTimeout, "server_error", "the server did not begin to answer in time")
 	default:
-		writeError(w, http.StatusBadGateway, "server_error", err.Error())
+		// Addresses and the like are for whoever runs this.
+		x := r.Context().Value(exchangeKey{}).(*exchange) // set by complete
+		g.router.Logger().Warn("request failed", "request", x.call.ID(), "error", err)
+		writeError(w, http.StatusBadGateway, "server_error", "the server could not be reached, or broke off before it answered")
 	}
 }
 
@@ -143,8 +209,12 @@ func writeError(w http.ResponseWriter, status int, kind, message string) {
 }
 
 // health is for whoever sends requests here: none should come while no instance
-// is ready.
+// is ready, nor when this is about to stop.
 func (g *gateway) health(w http.ResponseWriter, _ *http.Request) {
+	if g.stopping.Load() {
+		writeError(w, http.StatusServiceUnavailable, "server_error", "the gateway is stopping")
+		return
+	}
 	if len(g.router.Instances()) == 0 {
 		writeError(w, http.StatusServiceUnavailable, "server_error", "no instance is ready")
 		return

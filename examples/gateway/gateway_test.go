@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -77,7 +78,7 @@ func start(t *testing.T, servers int, like vllmlike.Config, change func(*router.
 	config.ScrapeEvery, config.Backoff, config.MaxBackoff = 10*time.Millisecond, 30*time.Millisecond, 120*time.Millisecond
 	registry := prometheus.NewRegistry()
 	config.Registerer = registry
-	o := options{sessionHeader: "X-Session-Id", maxBody: 1 << 20, maxAttempts: 3, firstByte: 10 * time.Second, decisionHeaders: true, transport: transport}
+	o := options{sessionHeader: "X-Session-Id", maxBody: 1 << 20, maxBodies: 1 << 30, bodyTimeout: 10 * time.Second, maxAttempts: 3, firstByte: 10 * time.Second, decisionHeaders: true, transport: transport}
 	if change != nil {
 		change(&config, &o)
 	}
@@ -309,13 +310,9 @@ func TestRetriesBeforeTheFirstByte(t *testing.T) {
 		{"answers with an error", vllmlike.Faults{ErrorRate: 1}, false},
 		{"breaks off", vllmlike.Faults{BreakRate: 1}, false},
 		{"is dead", vllmlike.Faults{}, true},
-		{"hangs", vllmlike.Faults{Hang: true}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := start(t, 2, fast(), func(r *router.Config, o *options) {
-				if test.fault.Hang {
-					o.firstByte = 300 * time.Millisecond
-				}
+			c := start(t, 2, fast(), func(r *router.Config, _ *options) {
 				r.ScrapeEvery, r.TokenizeTimeout = time.Hour, 100*time.Millisecond // health is by requests alone
 				r.Policy.MaxMetricsAgeSeconds = 0
 			})
@@ -336,16 +333,89 @@ func TestRetriesBeforeTheFirstByte(t *testing.T) {
 	}
 }
 
+// What takes too long is not tried again, but counts against the instance.
 func TestTooLate(t *testing.T) {
-	c := start(t, 1, fast(), func(r *router.Config, o *options) {
+	c := start(t, 2, fast(), func(r *router.Config, o *options) {
 		o.firstByte, r.Tokenize, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = 100*time.Millisecond, false, time.Hour, 0
-		r.Failures = 1 << 30
-		o.maxAttempts = 1
+		r.Failures = 2
 	})
-	c.servers[0].SetFaults(vllmlike.Faults{Hang: true})
-	require.Equal(t, http.StatusGatewayTimeout, c.post("/v1/completions", `{"prompt":"p"}`).status)
+	for _, s := range c.servers {
+		s.SetFaults(vllmlike.Faults{Hang: true})
+	}
+	for n := range 3 {
+		require.Equal(t, http.StatusGatewayTimeout, c.post("/v1/completions", `{"prompt":"p"}`).status)
+		require.EqualValues(t, n+1, c.metric("kvpolicy_attempts_total", "failed"))
+	}
+	require.Zero(t, c.metric("kvpolicy_retries_total"))
+	require.Len(t, c.router.Instances(), 1)
+}
+
+// An answer that stands still is cut off, and one that goes on is not.
+func TestAnAnswerThatStandsStill(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		rests []time.Duration // before each event
+		whole bool
+	}{
+		{"it stands still", []time.Duration{0, time.Hour}, false},
+		{"it goes on", []time.Duration{0, 400 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := start(t, 1, fast(), func(r *router.Config, o *options) {
+				o.idle, o.transport, r.ScrapeEvery, r.Policy.MaxMetricsAgeSeconds = time.Second, &restingTransport{test.rests}, time.Hour, 0
+				r.Failures = 1
+			})
+			response, err := c.client.Post(c.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"p","stream":true}`))
+			require.NoError(t, err)
+			defer response.Body.Close()
+			data, err := io.ReadAll(response.Body)
+			outcome := "answered"
+			if test.whole {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+				outcome = "failed"
+			}
+			require.Contains(t, string(data), "event 0")
+			c.eventually("released", func() bool { return c.inFlight() == 0 })
+			require.EqualValues(t, 1, c.metric("kvpolicy_attempts_total", outcome))
+			require.Equal(t, test.whole, len(c.router.Instances()) == 1)
+		})
+	}
+}
+
+// restingTransport answers with a stream that rests before each event.
+type restingTransport struct{ rests []time.Duration }
+
+func (s *restingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	from, to := io.Pipe()
+	go func() {
+		for n, rest := range s.rests {
+			timer := time.NewTimer(rest)
+			select {
+			case <-request.Context().Done():
+				timer.Stop()
+				to.CloseWithError(request.Context().Err())
+				return
+			case <-timer.C:
+			}
+			_, _ = fmt.Fprintf(to, "data: event %d\n\n", n) // fails where nobody reads any more
+		}
+		to.Close()
+	}()
+	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: from, ContentLength: -1, Request: request}, nil
+}
+
+func TestAnInstanceThatCannotBeReached(t *testing.T) {
+	c := start(t, 1, fast(), func(r *router.Config, o *options) {
+		r.Tokenize, r.ScrapeEvery, r.Failures, o.maxAttempts = false, time.Hour, 1<<30, 1
+		r.Policy.MaxMetricsAgeSeconds = 0
+	})
 	c.servers[0].Kill()
-	require.Equal(t, http.StatusBadGateway, c.post("/v1/completions", `{"prompt":"p"}`).status)
+	r := c.post("/v1/completions", `{"prompt":"p"}`)
+	require.Equal(t, http.StatusBadGateway, r.status)
+	require.Contains(t, r.body, "the server could not be reached")
+	require.NotContains(t, r.body, "127.0.0.1", "where it is, is no client's business")
 }
 
 func TestNothingIsRetriedAfterTheFirstByte(t *testing.T) {
@@ -389,10 +459,13 @@ func TestTheLastErrorOfAServerIsPassedOn(t *testing.T) {
 	for _, s := range c.servers {
 		s.SetFaults(vllmlike.Faults{ErrorRate: 1})
 	}
-	r := c.post("/v1/completions", `{"prompt":"p"}`)
-	require.Equal(t, http.StatusInternalServerError, r.status)
-	require.Contains(t, r.body, "EngineDeadError")
-	require.EqualValues(t, 2, c.metric("kvpolicy_attempts_total", "failed"))
+	for range 5 {
+		r := c.post("/v1/completions", `{"prompt":"p"}`)
+		require.Equal(t, http.StatusInternalServerError, r.status)
+		require.Contains(t, r.body, "EngineDeadError")
+	}
+	require.EqualValues(t, 10, c.metric("kvpolicy_attempts_total", "failed"))
+	require.Len(t, c.router.Instances(), 2, "what nobody can answer is no instance's fault")
 }
 
 func TestRefusals(t *testing.T) {
@@ -449,11 +522,12 @@ func TestBadRequests(t *testing.T) {
 		status     int
 		want       string
 	}{
-		{"no JSON", `hello`, 400, "body"},
-		{"no object", `[]`, 400, "body"},
-		{"two objects", `{} {}`, 400, "body"},
-		{"cut off", `{"prompt":"x"`, 400, "body"},
-		{"messages", `{"messages":{}}`, 400, "messages"},
+		{"nothing", ``, 400, `"body is empty, must be a JSON object"`},
+		{"no JSON", `hello`, 400, `"body is not JSON (invalid character 'h' looking for beginning of value), must be a JSON object"`},
+		{"no object", `[]`, 400, `"body is another value, must be a JSON object"`},
+		{"two objects", `{} {}`, 400, `"body is followed by something else, must be a JSON object"`},
+		{"cut off", `{"prompt":"x"`, 400, `"body is cut off, must be a JSON object"`},
+		{"messages", `{"messages":{}}`, 400, `"messages is {, must be an array"`},
 		{"a message", `{"messages":[1]}`, 400, "messages[0]"},
 		{"max_tokens", `{"prompt":"x","max_tokens":1.5}`, 400, "max_tokens"},
 		{"a negative max_tokens", `{"prompt":"x","max_tokens":-1}`, 400, "max_tokens"},
@@ -467,11 +541,78 @@ func TestBadRequests(t *testing.T) {
 			require.Equal(t, test.status, r.status, r.body)
 			require.Contains(t, r.body, test.want)
 			require.Contains(t, r.body, "invalid_request_error")
+			require.NotContains(t, r.body, "kvpolicy")
 		})
 	}
 	require.Empty(t, c.servers[0].Seen())
-	require.Equal(t, http.StatusMethodNotAllowed, c.get("/v1/completions").status)
-	require.Equal(t, http.StatusNotFound, c.get("/v1/nothing").status)
+	for _, test := range []struct {
+		reply  reply
+		status int
+	}{
+		{c.get("/v1/completions"), http.StatusMethodNotAllowed},
+		{c.post("/v1/models", ""), http.StatusMethodNotAllowed},
+		{c.get("/v1/nothing"), http.StatusNotFound},
+		{c.post("/", ""), http.StatusNotFound},
+	} {
+		require.Equal(t, test.status, test.reply.status)
+		require.Equal(t, test.status == http.StatusMethodNotAllowed, test.reply.header.Get("Allow") != "")
+		require.Equal(t, "application/json", test.reply.header.Get("Content-Type"))
+		var answer struct {
+			Error struct{ Message, Type string }
+		}
+		require.NoError(t, json.Unmarshal([]byte(test.reply.body), &answer), test.reply.body)
+		require.Equal(t, "invalid_request_error", answer.Error.Type)
+	}
+}
+
+// A body that does not come is not waited for, and its connection ends.
+func TestABodyThatDoesNotCome(t *testing.T) {
+	c := start(t, 1, fast(), func(_ *router.Config, o *options) { o.bodyTimeout = 200 * time.Millisecond })
+	connection, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	require.NoError(t, err)
+	defer connection.Close()
+	_, err = io.WriteString(connection, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(connection)
+	require.NoError(t, err)
+	require.Contains(t, string(answer), "HTTP/1.1 408")
+	require.Contains(t, string(answer), "the body did not come in time")
+	require.Empty(t, c.servers[0].Seen())
+}
+
+// The time limit is on the body alone.
+func TestAnswersMayTakeLongerThanBodies(t *testing.T) {
+	like := fast()
+	like.DecodeRate = 40
+	c := start(t, 1, like, func(_ *router.Config, o *options) { o.bodyTimeout = 100 * time.Millisecond })
+	for range 2 {
+		r := c.post("/v1/completions", `{"prompt":"x","max_tokens":12,"stream":true}`)
+		require.Equal(t, http.StatusOK, r.status)
+		require.Contains(t, r.body, "[DONE]")
+	}
+}
+
+func TestBodiesThatAreThereAtOnce(t *testing.T) {
+	like := fast()
+	like.DecodeRate = 100
+	c := start(t, 1, like, func(_ *router.Config, o *options) { o.maxBodies = 2000 })
+	long := `{"prompt":"` + strings.Repeat("x", 1500) + `","stream":true,"max_tokens":%d}`
+	response, err := c.client.Post(c.url+"/v1/completions", "application/json", strings.NewReader(fmt.Sprintf(long, 1000)))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	r := c.post("/v1/completions", fmt.Sprintf(long, 1))
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	require.Equal(t, http.StatusOK, c.post("/v1/completions", `{"prompt":"x","max_tokens":1}`).status, "a small one has room")
+	response.Body.Close()
+	c.eventually("there is room", func() bool { return c.post("/v1/completions", fmt.Sprintf(long, 1)).status == http.StatusOK })
+	c.eventually("all is released", func() bool {
+		if !c.gateway.bodies.TryAcquire(2000) {
+			return false
+		}
+		c.gateway.bodies.Release(2000)
+		return true
+	})
 }
 
 func TestModelsOfAllInstances(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -60,7 +61,10 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 	s.shared = router.AddFlags(flags)
 	flags.StringVar(&s.listen, "listen", "127.0.0.1:8080", "the `ADDRESS` to serve on")
 	flags.IntVar(&s.options.maxAttempts, "max-attempts", 3, "attempts at a request, each at another instance, before its first byte")
-	flags.DurationVar(&s.options.firstByte, "first-byte-timeout", 5*time.Minute, "how long an attempt may take until its first byte; 0 is for ever")
+	flags.DurationVar(&s.options.firstByte, "first-byte-timeout", 5*time.Minute, "how long an attempt may take until its first byte, which is not retried then; 0 is for ever")
+	flags.DurationVar(&s.options.idle, "idle-timeout", 5*time.Minute, "how long an answer that has begun may stand still before it is cut off; 0 is for ever")
+	flags.DurationVar(&s.options.bodyTimeout, "body-timeout", time.Minute, "how long the body of a request may take to come; 0 is for ever")
+	flags.Int64Var(&s.options.maxBodies, "max-bodies", 512<<20, "the bytes of the bodies of all requests that are not answered; the next one gets a 503")
 	flags.DurationVar(&s.drain, "drain-timeout", 30*time.Second, "how long requests may take to end once the gateway is told to stop")
 	flags.BoolVar(&s.options.decisionHeaders, "decision-headers", true, "say in the response's X-Kvpolicy headers where it comes from and why")
 	flags.BoolVar(&s.separation, "pd-separation", false, "let the policy have prefills done elsewhere; needs a KV connector on every instance")
@@ -76,6 +80,12 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 		return nil, router.FlagError("max-attempts", s.options.maxAttempts, "be 1 to 100")
 	case s.options.firstByte < 0:
 		return nil, router.FlagError("first-byte-timeout", s.options.firstByte, "be at least 0")
+	case s.options.idle < 0:
+		return nil, router.FlagError("idle-timeout", s.options.idle, "be at least 0")
+	case s.options.bodyTimeout < 0:
+		return nil, router.FlagError("body-timeout", s.options.bodyTimeout, "be at least 0")
+	case s.options.maxBodies < s.shared.MaxBody:
+		return nil, router.FlagError("max-bodies", s.options.maxBodies, "be at least -max-body")
 	case s.drain < 0:
 		return nil, router.FlagError("drain-timeout", s.drain, "be at least 0")
 	case s.standIns < 0 || s.standIns > 100:
@@ -104,29 +114,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if s.demo {
 		return demo(ctx, s, stdout, stderr)
 	}
-	var discover router.Discovery
-	if s.standIns > 0 {
-		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
-		if err != nil {
-			return err
-		}
-		var all []router.Instance
-		for n, server := range servers {
-			defer server.Kill()
-			fmt.Fprintf(stderr, "gateway: stand-in %d listens on %s\n", n, server.URL())
-			i, err := router.ParseURLs(server.URL())
-			if err != nil {
-				return err
-			}
-			all = append(all, i...)
-		}
-		discover = router.Fixed(all)
-	} else if discover, err = s.shared.Discovery(); err != nil {
-		return err
-	}
 	config, err := s.shared.Config(stderr)
 	if err != nil {
 		return err
+	}
+	var discover router.Discovery
+	if s.standIns == 0 {
+		if discover, err = s.shared.Discovery(config); err != nil {
+			return err
+		}
 	}
 	if config.Policy.Separation.Enabled && !s.separation {
 		config.Policy = withoutSeparation(config.Policy)
@@ -144,12 +140,29 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("-listen: %w", err)
 	}
+	if s.standIns > 0 { // when nothing can be wrong with the flags any more
+		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		var urls []string
+		for n, server := range servers {
+			defer server.Kill()
+			fmt.Fprintf(stderr, "gateway: stand-in %d listens on %s\n", n, server.URL())
+			urls = append(urls, server.URL())
+		}
+		all, err := router.ParseURLs(strings.Join(urls, ","))
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		discover = router.Fixed(all)
+	}
 	fmt.Fprintf(stdout, "gateway: serving on http://%s\n", listener.Addr())
 	return serve(ctx, listener, config, discover, s)
 }
 
-// serve runs the gateway until the context ends, and then until the requests
-// that it has by then are answered, or -drain-timeout is over.
+// serve runs the gateway until the context ends, then for -drain-delay, and then
+// until the requests that it has by then are answered, or -drain-timeout is over.
 func serve(ctx context.Context, listener net.Listener, config router.Config, discover router.Discovery, s *settings) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -166,22 +179,31 @@ func serve(ctx context.Context, listener net.Listener, config router.Config, dis
 	server := &http.Server{Handler: g.handler(), ReadHeaderTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 		ErrorLog:    slog.NewLogLogger(config.Logger.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return requests }}
-	ctx, cancel := context.WithCancel(ctx)
+	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	ended := make(chan error, 2)
 	go func() { ended <- server.Serve(listener) }()
 	discovering := make(chan struct{})
 	go func() {
 		defer close(discovering)
-		if err := discover(ctx, r); err != nil {
+		if err := discover(working, r); err != nil {
 			ended <- err
 		}
 	}()
+	delay := s.shared.DrainDelay
 	select {
 	case <-ctx.Done():
 	case err = <-ended:
+		delay = 0
 	}
 	config.Logger.Info("stopping")
+	g.stopping.Store(true)
+	server.SetKeepAlivesEnabled(false)
+	select {
+	case <-time.After(delay):
+	case late := <-ended:
+		err = errors.Join(err, late)
+	}
 	draining, over := context.WithTimeout(context.Background(), s.drain)
 	defer over()
 	if late := server.Shutdown(draining); late != nil {

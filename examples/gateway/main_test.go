@@ -41,6 +41,9 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 		{"-dns", []string{"-dns", "host:0"}},
 		{"-instances", []string{"-instances", "missing"}},
 		{"instances[1]: kvpolicy: url", []string{"-instances", file("instances:\n- url: http://a:1\n- url: b\n")}},
+		{"prefill_rate", []string{"-instances", file("instances: [{url: 'http://a:1', prefill_rate: .nan}]")}},
+		{"instances[0]: kvpolicy: decode_rate", []string{"-preset", "hazard_aware", "-instances", file("instances: [{url: 'http://a:1'}]")}},
+		{"prefill_rate", []string{"-policy", file(`{"preset":"unified","cost":{"prefill_rate":0}}`), "-urls", "http://a:1"}},
 		{"-preset", append([]string{"-preset", "unifed"}, fine...)},
 		{"-policy", append([]string{"-policy", "missing"}, fine...)},
 		{"overload_factor", append([]string{"-policy", file(`{"affinity":{"overload_factor":0.5}}`)}, fine...)},
@@ -54,8 +57,14 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 		{"-backoff", append([]string{"-backoff", "0s"}, fine...)},
 		{"-max-backoff", append([]string{"-max-backoff", "1ms"}, fine...)},
 		{"-max-body", append([]string{"-max-body", "0"}, fine...)},
+		{"-session-header", append([]string{"-session-header", ""}, fine...)},
+		{"-session-header", append([]string{"-session-header", "X Session"}, fine...)},
 		{"-max-attempts", append([]string{"-max-attempts", "0"}, fine...)},
 		{"-first-byte-timeout", append([]string{"-first-byte-timeout", "-1s"}, fine...)},
+		{"-idle-timeout", append([]string{"-idle-timeout", "-1s"}, fine...)},
+		{"-body-timeout", append([]string{"-body-timeout", "-1s"}, fine...)},
+		{"-max-bodies", append([]string{"-max-bodies", "1000"}, fine...)},
+		{"-drain-delay", append([]string{"-drain-delay", "-1s"}, fine...)},
 		{"-drain-timeout", append([]string{"-drain-timeout", "-1s"}, fine...)},
 		{"-max-metrics-age", append([]string{"-max-metrics-age", "-1s"}, fine...)},
 		{"-session-ttl", append([]string{"-session-ttl", "-1s"}, fine...)},
@@ -73,6 +82,14 @@ func TestFlagsThatAreWrongAreNamed(t *testing.T) {
 	} {
 		err := run(t.Context(), test.args, io.Discard, io.Discard)
 		require.ErrorContains(t, err, test.want, "%v", test.args)
+	}
+}
+
+func TestStandInsAreAnnouncedOnceTheFlagsAreChecked(t *testing.T) {
+	for _, args := range [][]string{{"-listen", "nowhere"}, {"-pd-separation"}, {"-decision-log", t.TempDir()}} {
+		var said lockedBuffer
+		require.Error(t, run(t.Context(), append([]string{"-stand-ins", "1"}, args...), &said, &said))
+		require.NotContains(t, said.String(), "stand-in", "%v", args)
 	}
 }
 
@@ -169,6 +186,31 @@ func TestStopsOnceAllIsAnswered(t *testing.T) {
 	}
 }
 
+func TestItSaysThatItStopsBeforeItDoes(t *testing.T) {
+	r := runGateway(t, "-stand-ins", "1", "-drain-delay", "2s")
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	health := func() (int, bool) {
+		response, err := client.Get(r.url + "/health")
+		if err != nil {
+			return 0, false
+		}
+		defer response.Body.Close()
+		return response.StatusCode, response.Close
+	}
+	require.Eventually(t, func() bool { code, _ := health(); return code == http.StatusOK }, 10*time.Second, 5*time.Millisecond)
+	r.stop()
+	require.Eventually(t, func() bool {
+		code, closes := health()
+		return code == http.StatusServiceUnavailable && closes
+	}, 10*time.Second, time.Millisecond, "said before it ends")
+	response, err := client.Post(r.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","max_tokens":1}`))
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, http.StatusOK, response.StatusCode, "and what comes is still served")
+	require.NoError(t, <-r.ended)
+}
+
 func TestWhatTakesTooLongIsCutOff(t *testing.T) {
 	like := vllmlike.DefaultConfig()
 	like.DecodeRate = 10
@@ -216,6 +258,12 @@ func TestPresets(t *testing.T) {
 			require.NoError(t, <-r.ended)
 		})
 	}
+}
+
+func TestTheDemoBeginsOnceItsFlagsAreChecked(t *testing.T) {
+	var out lockedBuffer
+	require.ErrorContains(t, run(t.Context(), []string{"-demo", "-decision-log", t.TempDir()}, &out, io.Discard), "-decision-log")
+	require.Empty(t, out.String())
 }
 
 func TestDemo(t *testing.T) {

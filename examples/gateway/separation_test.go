@@ -33,7 +33,7 @@ func separated(t *testing.T, transfer *vllmlike.Transfer) (c *cluster, body stri
 	like.DecodeRate = 100
 	c = start(t, 2, like, func(r *router.Config, _ *options) {
 		r.Policy = separating()
-		r.ScrapeEvery = time.Hour
+		r.ScrapeEvery, r.Tokenize = time.Hour, false
 	})
 	prompt := strings.Repeat("a long prompt to ship ", 100)
 	body = fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":3,"min_tokens":2`, prompt)
@@ -102,5 +102,17 @@ func TestASourceThatFails(t *testing.T) {
 	require.False(t, target[0].RemotePrefill)
 	require.Equal(t, 3, target[0].Completed)
 	require.EqualValues(t, 3, c.metric("kvpolicy_decisions_total", "place"), "the first, the busy one and this one")
+	c.eventually("released", func() bool { return c.inFlight() == 1 })
+}
+
+// A source that hangs is blamed for it, and not the target that waits for it.
+func TestASourceThatHangs(t *testing.T) {
+	c, body := separated(t, &vllmlike.Transfer{TokensPerSecond: 1e6})
+	c.gateway.firstByte = 300 * time.Millisecond
+	c.servers[0].SetFaults(vllmlike.Faults{Hang: true})
+	r := c.post("/v1/completions", body+"}")
+	require.Equal(t, http.StatusGatewayTimeout, r.status, r.body)
+	require.Zero(t, c.metric("kvpolicy_attempts_total", "failed"))
+	require.EqualValues(t, 1, c.metric("kvpolicy_attempts_total", "abandoned"))
 	c.eventually("released", func() bool { return c.inFlight() == 1 })
 }

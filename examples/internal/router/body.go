@@ -43,23 +43,42 @@ type Body struct {
 }
 
 // ParseBody reads a body. With partial, one that ends too early is no error. The
-// error is a *kvpolicy.FieldError with the path of the member, "body" for the
-// whole.
+// error is a *RequestError with the path of the member, "body" for the whole.
 func ParseBody(data []byte, partial bool) (*Body, error) {
 	b := &Body{tokenize: map[string]json.RawMessage{}}
 	err := b.read(json.NewDecoder(bytes.NewReader(data)))
 	cut := errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF)
 	var field *kvpolicy.FieldError
+	var syntax *json.SyntaxError
 	switch {
 	case err == nil:
 		b.Complete = true
+		return b, nil
 	case errors.As(err, &field):
-		return nil, err
-	case !(partial && cut):
-		return nil, &kvpolicy.FieldError{Path: "body", Value: err.Error(), Want: "be a JSON object"}
+		return nil, &RequestError{field}
+	case partial && cut:
+		return b, nil
 	}
-	return b, nil
+	field = &kvpolicy.FieldError{Path: "body", Value: err.Error(), Want: "be a JSON object"}
+	switch {
+	case cut && len(bytes.TrimSpace(data)) == 0:
+		field.Value = "empty"
+	case cut:
+		field.Value = "cut off"
+	case errors.As(err, &syntax):
+		field.Value = "not JSON (" + err.Error() + ")"
+	}
+	return nil, &RequestError{field}
 }
+
+// RequestError says to a client what is wrong with its request.
+type RequestError struct{ field *kvpolicy.FieldError }
+
+// Error leaves out who says so, which is no client's business.
+func (e *RequestError) Error() string { return strings.TrimPrefix(e.field.Error(), "kvpolicy: ") }
+
+// Unwrap is the *kvpolicy.FieldError.
+func (e *RequestError) Unwrap() error { return e.field }
 
 // read walks over the members of the outermost object, so that a body that is
 // cut off gives what is before the cut.
@@ -94,7 +113,7 @@ func (b *Body) read(d *json.Decoder) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("something follows the object")
+		return errors.New("followed by something else")
 	}
 	return nil
 }
@@ -223,27 +242,36 @@ func (b *Body) member(key string, value json.RawMessage) error {
 	return nil
 }
 
+// prompt takes in a prompt. Its first bytes tell of what kind it is, so that a
+// long one is decoded once.
 func (b *Body) prompt(value json.RawMessage) error {
-	var text string
-	if json.Unmarshal(value, &text) == nil {
+	first := byte(0) // of the array's first element
+	if inner := bytes.TrimLeft(value[1:], " \t\r\n"); len(inner) > 0 {
+		first = inner[0]
+	}
+	switch {
+	case value[0] == '"':
+		var text string
+		if err := json.Unmarshal(value, &text); err != nil {
+			return err
+		}
 		b.Text = append(b.Text, text...)
-		return nil
-	}
-	if json.Unmarshal(value, &b.Tokens) == nil {
-		return nil
-	}
-	b.Tokens = nil
-	var several [][]uint32
-	if json.Unmarshal(value, &several) == nil {
+	case value[0] == '[' && first == '"':
+		var texts []string
+		if err := json.Unmarshal(value, &texts); err != nil {
+			return err
+		}
+		for _, t := range texts {
+			b.Text = append(append(b.Text, t...), '\n')
+		}
+	case value[0] == '[' && first == '[':
+		var several [][]uint32
+		if err := json.Unmarshal(value, &several); err != nil {
+			return err
+		}
 		b.Tokens = slices.Concat(several...)
-		return nil
-	}
-	var texts []string
-	if err := json.Unmarshal(value, &texts); err != nil {
-		return err
-	}
-	for _, t := range texts {
-		b.Text = append(append(b.Text, t...), '\n')
+	default:
+		return json.Unmarshal(value, &b.Tokens)
 	}
 	return nil
 }

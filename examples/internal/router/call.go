@@ -23,11 +23,16 @@ type Call struct {
 	// bytes is the size of the prompt's text where its tokens were estimated,
 	// to learn from what the server counts.
 	bytes int64
+	// exact says that the prompt's tokens are known.
+	exact bool
 	// avoid are the ids of instances at which an attempt has failed, only the
 	// addresses that the call may go to, nil for all.
 	avoid []string
 	only  []string
 	last  *Attempt
+	// errored are the instances that answered with an error of which it is not
+	// known yet whether it is theirs or the request's.
+	errored []*member
 }
 
 // NewCall begins a request. The body is nil where there is none, session is
@@ -47,7 +52,7 @@ func (r *Router) NewCall(ctx context.Context, body *Body, session string) *Call 
 	if tokens == nil {
 		tokens = r.tokenize(ctx, body)
 	}
-	if tokens != nil {
+	if c.exact = tokens != nil; c.exact {
 		c.request.ContextTokens = int64(len(tokens))
 		c.request.Prompt = r.tracker.TokenPrompt(nil, salt, tokens)
 	} else {
@@ -76,10 +81,18 @@ func bounded(name string) string {
 // ID names the call, in logs and to the servers.
 func (c *Call) ID() string { return c.request.ID }
 
-// UnreadPrompt says that the call has a prompt of about so many bytes which
-// nobody has read: its length is estimated, and nothing of it counts as cached.
-func (c *Call) UnreadPrompt(bytes int64) {
+// CutOff says that the prompt has about so many bytes, of which the body that
+// the call began with holds no more than the beginning: its length is
+// estimated, and what nobody has read does not count as cached. A prompt of
+// token ids, which come all or not at all, stays as it is.
+func (c *Call) CutOff(bytes int64) {
+	if c.exact {
+		return
+	}
+	bytes = max(bytes, c.bytes)
 	c.request.ContextTokens = c.router.estimator.Prompt(c.model, bytes)
+	c.request.Prompt = c.request.Prompt.BeginningOf(bytes)
+	c.bytes = 0 // the size of a body is too rough to learn from
 }
 
 // Only restricts the call to instances of these addresses.
@@ -87,6 +100,10 @@ func (c *Call) Only(addresses []string) { c.only = append([]string{}, addresses.
 
 // Avoid keeps further attempts from an instance.
 func (c *Call) Avoid(id string) { c.avoid = append(c.avoid, id) }
+
+// Absolve says that it may well be the request which attempts that ended as
+// Errored have failed at: they are held against no instance.
+func (c *Call) Absolve() { c.errored = nil }
 
 // Attempt is one try at a call, counted in the ledger until it ends.
 type Attempt struct {
@@ -143,6 +160,7 @@ func (c *Call) Next() (*Attempt, error) {
 	r.mu.Unlock()
 
 	if err != nil {
+		r.config.Logger.Error("no decision", "request", c.request.ID, "error", err)
 		return nil, refusal(err)
 	}
 	c.last = a
@@ -189,12 +207,11 @@ func (r *Router) fallbacks(s kvpolicy.Snapshot, d kvpolicy.Decision) []Instance 
 }
 
 func refusal(err error) *Refusal {
-	status := http.StatusInternalServerError
 	var field *kvpolicy.FieldError
 	if errors.As(err, &field) && strings.HasPrefix(field.Path, "request.") {
-		status = http.StatusBadRequest
+		return &Refusal{Status: http.StatusBadRequest, Err: &RequestError{field}}
 	}
-	return &Refusal{Status: status, Err: err}
+	return &Refusal{Status: http.StatusInternalServerError, Err: errors.New("the request could not be decided on")}
 }
 
 // couldEver tells whether a request that fits nowhere would fit if every
@@ -289,8 +306,12 @@ const (
 	// Answered is a response from the server, be it that the request was bad.
 	Answered Outcome = 1 + iota
 	// Failed is the server's fault: it did not answer, broke off, or answered
-	// with a status of 500 or more.
+	// that it cannot serve.
 	Failed
+	// Errored is an error of which only other instances can tell whether it is
+	// the server's or the request's, such as a status of 500. It is held against
+	// the instance once another has answered the same call.
+	Errored
 	// Abandoned is not the target's fault: the client has gone, or the source of
 	// the prefill has failed.
 	Abandoned
@@ -322,6 +343,12 @@ func (a *Attempt) End(how Outcome, w *ResponseReader, why string) {
 	switch how {
 	case Answered:
 		m.answered()
+		for _, errored := range c.errored {
+			errored.requestFailed("it failed a request that another instance answered")
+		}
+		c.errored = nil
+	case Errored:
+		c.errored = append(c.errored, m)
 	case Failed:
 		m.requestFailed(why)
 	}

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/kvpolicy/kvpolicy"
 )
 
@@ -40,6 +42,9 @@ type Flags struct {
 	SessionHeader string
 	// MaxBody bounds the body of a request in bytes.
 	MaxBody int64
+	// DrainDelay is how long requests are still taken once the process is told to
+	// stop and says that it is not ready.
+	DrainDelay time.Duration
 }
 
 // AddFlags adds the flags to a set.
@@ -68,6 +73,7 @@ func AddFlags(to *flag.FlagSet) *Flags {
 	to.DurationVar(&f.sessionTTL, "session-ttl", d.Track.SessionTTL, "how long after its last turn a session has a home; 0 for no sessions")
 	to.StringVar(&f.SessionHeader, "session-header", "X-Session-Id", "the header that names the session; without it the body's user does")
 	to.Int64Var(&f.MaxBody, "max-body", 16<<20, "the largest body of a request in bytes")
+	to.DurationVar(&f.DrainDelay, "drain-delay", 0, "how long to say not to be ready, and still serve, once told to stop")
 	return f
 }
 
@@ -88,6 +94,7 @@ func (f *Flags) Config(logTo io.Writer) (Config, error) {
 		{"dns-every", f.dnsEvery, 1}, {"max-metrics-age", f.maxMetricsAge, 0}, {"scrape-every", f.scrapeEvery, time.Millisecond},
 		{"scrape-timeout", f.scrapeFor, time.Millisecond}, {"backoff", f.backoff, time.Millisecond}, {"max-backoff", f.maxBackoff, f.backoff},
 		{"tokenize-timeout", f.tokenizeFor, 1}, {"session-ttl", f.sessionTTL, 0},
+		{"drain-delay", f.DrainDelay, 0},
 	} {
 		if d.value < d.least {
 			return c, FlagError(d.name, d.value, fmt.Sprintf("be at least %v", d.least))
@@ -96,6 +103,8 @@ func (f *Flags) Config(logTo io.Writer) (Config, error) {
 	switch {
 	case f.failures < 1:
 		return c, FlagError("failures", f.failures, "be at least 1")
+	case !httpguts.ValidHeaderFieldName(f.SessionHeader):
+		return c, FlagError("session-header", strconv.Quote(f.SessionHeader), "be the name of a header")
 	case f.MaxBody < 1:
 		return c, FlagError("max-body", f.MaxBody, "be at least 1")
 	case !(f.prefillRate >= 0 && f.prefillRate <= 1e18):
@@ -198,7 +207,8 @@ func (f *Flags) WithoutInstances() error {
 
 // Discovery is what -urls, -instances or -dns say, of which there must be one.
 // It sets the router's instances and keeps on doing so until the context ends.
-func (f *Flags) Discovery() (Discovery, error) {
+// What they are now is checked against the router's configuration.
+func (f *Flags) Discovery(c Config) (Discovery, error) {
 	given := 0
 	for _, text := range []string{f.urls, f.file, f.dns} {
 		if text != "" {
@@ -211,12 +221,21 @@ func (f *Flags) Discovery() (Discovery, error) {
 	switch {
 	case f.urls != "":
 		all, err := ParseURLs(f.urls)
+		if err == nil {
+			err = c.checkInstances(all)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("-urls: %w", err)
 		}
 		return Fixed(all), nil
 	case f.file != "":
-		if _, err := ReadInstances(f.file); err != nil {
+		all, err := ReadInstances(f.file)
+		if err == nil {
+			if err = c.checkInstances(all); err != nil {
+				err = fmt.Errorf("%s: %w", f.file, err)
+			}
+		}
+		if err != nil {
 			return nil, fmt.Errorf("-instances: %w", err)
 		}
 		return func(ctx context.Context, r *Router) error { return r.WatchFile(ctx, f.file) }, nil

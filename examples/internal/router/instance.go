@@ -60,7 +60,8 @@ type instanceEntry struct {
 //	- {id: spot-7, url: "http://10.0.0.2:8000", kind: spot, prefill_rate: 17000, draining: true}
 //
 // Besides url everything may be left out; see track.InstanceInfo. An unknown
-// key is an error, and so is an id that comes twice. An empty list is no
+// key is an error, and so are an id that comes twice, an entry that is null and
+// a second YAML document. An empty list is no
 // instances; a file without the list is an error, since it may be half written.
 func ParseInstances(data []byte) ([]Instance, error) {
 	var file struct {
@@ -70,6 +71,19 @@ func ParseInstances(data []byte) ([]Instance, error) {
 	decoder.KnownFields(true)
 	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
+	}
+	if err := decoder.Decode(&yaml.Node{}); err != io.EOF {
+		return nil, errors.New("the file must be one YAML document, and nothing behind it")
+	}
+	// The decoder passes over entries that are null.
+	var raw struct{ Instances []yaml.Node }
+	if err := yaml.Unmarshal(data, &raw); err != nil {
+		return nil, err
+	}
+	for at, node := range raw.Instances {
+		if len(raw.Instances) != len(file.Instances) && (node.Tag == "!!null" || node.Alias != nil && node.Alias.Tag == "!!null") {
+			return nil, &kvpolicy.FieldError{Path: fmt.Sprintf("instances[%d]", at), Value: "null", Want: "be an instance"}
+		}
 	}
 	if file.Instances == nil {
 		return nil, &kvpolicy.FieldError{Path: "instances", Value: "missing", Want: "be a list, [] for none"}

@@ -30,7 +30,7 @@ type metrics struct {
 	accuracy kvpolicy.Accuracy
 }
 
-var outcomes = [...]string{Answered: "answered", Failed: "failed", Abandoned: "abandoned"}
+var outcomes = [...]string{Answered: "answered", Failed: "failed", Errored: "failed", Abandoned: "abandoned"}
 
 // The descriptions of what is collected when asked.
 func describe(name, help string, labels ...string) *prometheus.Desc {

@@ -45,6 +45,22 @@ func TestParseBody(t *testing.T) {
 	}
 }
 
+func TestPromptsOfEveryKind(t *testing.T) {
+	for text, want := range map[string]Body{
+		`"x"`: {Text: []byte("x")}, `""`: {}, `[]`: {Tokens: []uint32{}}, `[ ]`: {Tokens: []uint32{}}, "[\n\t\"a\" ,\"b\"]": {Text: []byte("a\nb\n")},
+		`[ 4294967295]`: {Tokens: []uint32{1<<32 - 1}}, `[ [1], []]`: {Tokens: []uint32{1}}, `null`: {},
+	} {
+		b, err := ParseBody([]byte(`{"prompt":`+text+`}`), false)
+		require.NoError(t, err, text)
+		require.Equal(t, string(want.Text), string(b.Text), text)
+		require.Equal(t, want.Tokens, b.Tokens, text)
+	}
+	for _, text := range []string{`7`, `true`, `{}`, `["a",1]`, `[1,"a"]`, `[[1],2]`, `[["a"]]`, `[{}]`, `[-1]`, `[1.5]`, `[4294967296]`} {
+		_, err := ParseBody([]byte(`{"prompt":`+text+`}`), false)
+		require.ErrorContains(t, err, "prompt", text)
+	}
+}
+
 func TestABodyThatIsCutOffGivesItsBeginning(t *testing.T) {
 	whole := `{"model":"m","messages":[{"role":"user","content":"one"},{"role":"user","content":"two"}],"stream":true}`
 	full, err := ParseBody([]byte(whole), false)
@@ -286,10 +302,16 @@ func TestParseInstances(t *testing.T) {
 		"instances: [{url: 'http://x', colour: red}]":               "colour",
 		"instances: [{url: 'http://x'}, {url: 'http://x:80'}]":      "instances[1]: kvpolicy: id",
 		"instances: [{id: a, url: 'http://x'}, {url: http://x:80}]": "instances[1]: kvpolicy: url",
-		"instances: 7": "line 1",
-		"":             "instances is missing",
-		"instances:\n": "instances is missing",
-		"other: []":    "other",
+		"instances: 7":                     "line 1",
+		"":                                 "instances is missing",
+		"instances:\n":                     "instances is missing",
+		"instances: [null]":                "instances[0]",
+		"instances:\n- url: http://x\n-\n": "instances[1]",
+		"instances: [{url: http://x, kind: &a null}, *a]": "instances[1]",
+		"instances: []\n---\ninstances: []\n":             "one YAML document",
+		"instances: []\n---\n":                            "one YAML document",
+		"instances: []\n---\n}":                           "one YAML document",
+		"other: []":                                       "other",
 	} {
 		_, err := ParseInstances([]byte(text))
 		require.ErrorContains(t, err, want, text)

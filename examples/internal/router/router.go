@@ -166,37 +166,47 @@ func (r *Router) fitCurves() {
 	}
 }
 
+// checkInstances checks that a router of this configuration can take these
+// instances.
+func (c *Config) checkInstances(all []Instance) error {
+	if err := unique(all); err != nil {
+		return err
+	}
+	// Join is what checks an instance; a fault in the last must leave the first
+	// alone.
+	scratch, err := track.New(track.DefaultConfig())
+	if err != nil {
+		return err
+	}
+	for at, i := range all {
+		cost := c.Policy.Cost
+		switch {
+		case cost.CountDecode && cost.DecodeRate == 0 && i.Info.DecodeRate == 0:
+			err = &kvpolicy.FieldError{Path: "decode_rate", Value: "0", Want: "be given, here or in the policy: the policy counts decode"}
+		case cost.PrefillRate == 0 && i.Info.PrefillRate == 0:
+			err = &kvpolicy.FieldError{Path: "prefill_rate", Value: "0", Want: "be given, here or in the policy"}
+		default:
+			err = scratch.Join(i.ID, i.Info, time.Now())
+		}
+		if err != nil {
+			return fmt.Errorf("instances[%d]: %w", at, err)
+		}
+	}
+	return nil
+}
+
 // SetInstances makes these the instances: new ones join, changed ones are
 // taken over, and those that are not among them leave. Requests on their way to
 // one that leaves go on. On an error nothing is changed.
 func (r *Router) SetInstances(all []Instance) error {
-	if err := unique(all); err != nil {
+	if err := r.config.checkInstances(all); err != nil {
 		return err
-	}
-	for at, i := range all {
-		if c := r.config.Policy.Cost; c.CountDecode && c.DecodeRate == 0 && i.Info.DecodeRate == 0 {
-			return fmt.Errorf("instances[%d]: %w", at, &kvpolicy.FieldError{Path: "decode_rate", Value: "0", Want: "be given, here or in the policy: the policy counts decode"})
-		}
-		if r.config.Policy.Cost.PrefillRate == 0 && i.Info.PrefillRate == 0 {
-			return fmt.Errorf("instances[%d]: %w", at, &kvpolicy.FieldError{Path: "prefill_rate", Value: "0", Want: "be given, here or in the policy"})
-		}
 	}
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.context.Err() != nil {
 		return errors.New("the router is closed")
-	}
-	// Join is what checks an instance, and so comes first for all of them: on
-	// scratch, since a fault in the last must leave the first alone.
-	scratch, err := track.New(track.DefaultConfig())
-	if err != nil {
-		return err
-	}
-	for at, i := range all {
-		if err := scratch.Join(i.ID, i.Info, now); err != nil {
-			return fmt.Errorf("instances[%d]: %w", at, err)
-		}
 	}
 	select {
 	case <-r.synced:

@@ -272,6 +272,14 @@ func TestFilesAreWatched(t *testing.T) {
 	require.NoError(t, os.Symlink("v2", filepath.Join(dir, "data.next")))
 	require.NoError(t, os.Rename(filepath.Join(dir, "data.next"), filepath.Join(dir, "data")))
 	eventually(t, "the link leads elsewhere", is(3))
+	require.NoError(t, os.RemoveAll(dir))
+	time.Sleep(3 * settle)
+	require.True(t, is(3)(), "nor does a folder that is gone")
+	for n, made := range []string{"made again", "and watched again"} {
+		require.NoError(t, os.MkdirAll(dir, 0o700))
+		require.NoError(t, os.WriteFile(file, list([]int{1, 2}[:n+1]...), 0o600))
+		eventually(t, made, is(n+1))
+	}
 	cancel()
 	require.NoError(t, <-ended)
 	require.Error(t, r.WatchFile(context.Background(), filepath.Join(dir, "missing", "file")))
@@ -339,7 +347,9 @@ func TestNamesAreLookedUp(t *testing.T) {
 	for _, step := range []struct{ answer, want []string }{
 		{[]string{"10.0.0.2", "10.0.0.1", "10.0.0.1"}, []string{"10.0.0.1:8000", "10.0.0.2:8000"}},
 		{nil, []string{"10.0.0.1:8000", "10.0.0.2:8000"}},
-		{[]string{"::1", "10.0.0.2"}, []string{"10.0.0.2:8000", "[::1]:8000"}},
+		{[]string{"::1", "10.0.0.2"}, []string{"10.0.0.2:8000"}},
+		{[]string{"fd00::2", "fd00::1"}, []string{"[fd00::1]:8000", "[fd00::2]:8000"}},
+		{[]string{"fd00::1", "10.0.0.3", "fd00::2"}, []string{"10.0.0.3:8000"}},
 		{[]string{}, nil},
 	} {
 		answers <- step.answer
@@ -508,5 +518,42 @@ func BenchmarkDecide(b *testing.B) {
 			b.Fatal(err)
 		}
 		a.End(Answered, nil, "")
+	}
+}
+
+// A request at which every instance fails must not take them all out, and one
+// that fails others' requests must go.
+func TestErrorsAreHeldBackUntilAnotherAnswers(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		ends []Outcome // of the attempts of a call, each at another instance
+		bad  bool      // in the answer, that the request is
+		down int       // instances, after as many calls as take one out
+	}{
+		{"all fail alike", []Outcome{Errored, Errored, Errored}, false, 0},
+		{"another answers", []Outcome{Errored, Answered}, false, 2},
+		{"another finds it bad", []Outcome{Errored, Answered}, true, 0},
+		{"another does not answer at all", []Outcome{Errored, Failed}, false, 2},
+		{"the client goes", []Outcome{Errored, Abandoned}, false, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newTestRouter(t, func(c *Config) { still(c); c.Failures = 3 })
+			require.NoError(t, r.SetInstances(nowhere(t, 3)))
+			for range 20 {
+				call := r.NewCall(context.Background(), nil, "")
+				for _, how := range test.ends {
+					a, err := call.Next()
+					if err != nil {
+						break
+					}
+					if test.bad && how == Answered {
+						call.Absolve()
+					}
+					a.End(how, nil, "test")
+					call.Avoid(a.Target.ID)
+				}
+			}
+			require.Len(t, r.Instances(), 3-test.down)
+		})
 	}
 }
