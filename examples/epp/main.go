@@ -21,10 +21,8 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -39,20 +37,9 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/kvpolicy/kvpolicy/examples/internal/router"
-	"github.com/kvpolicy/kvpolicy/examples/internal/vllmlike"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "epp:", err)
-		}
-		os.Exit(2)
-	}
-}
+func main() { router.Main("epp", run) }
 
 // settings are all that the flags say.
 type settings struct {
@@ -191,21 +178,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	if s.standIns > 0 { // when nothing can be wrong with the flags any more
-		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
-		if err != nil {
-			return err
+		var stop func()
+		if discover, stop, err = router.StandIns(s.standIns, "epp", stderr); err != nil {
+			return errors.Join(err, listener.Close())
 		}
-		var urls []string
-		for n, server := range servers {
-			defer server.Kill()
-			fmt.Fprintf(stderr, "epp: stand-in %d listens on %s\n", n, server.URL())
-			urls = append(urls, server.URL())
-		}
-		all, err := router.ParseURLs(strings.Join(urls, ","))
-		if err != nil {
-			return err
-		}
-		discover = router.Fixed(all)
+		defer stop()
 	}
 	if metrics != nil {
 		fmt.Fprintf(stdout, "epp: serving metrics on http://%s/metrics\n", metrics.Addr())

@@ -18,30 +18,15 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"os/signal"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/kvpolicy/kvpolicy/examples/internal/router"
-	"github.com/kvpolicy/kvpolicy/examples/internal/vllmlike"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			fmt.Fprintln(os.Stderr, "gateway:", err)
-		}
-		os.Exit(2)
-	}
-}
+func main() { router.Main("gateway", run) }
 
 // settings are all that the flags say.
 type settings struct {
@@ -141,21 +126,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return fmt.Errorf("-listen: %w", err)
 	}
 	if s.standIns > 0 { // when nothing can be wrong with the flags any more
-		servers, err := vllmlike.StartMany(s.standIns, vllmlike.DefaultConfig())
-		if err != nil {
+		var stop func()
+		if discover, stop, err = router.StandIns(s.standIns, "gateway", stderr); err != nil {
 			return errors.Join(err, listener.Close())
 		}
-		var urls []string
-		for n, server := range servers {
-			defer server.Kill()
-			fmt.Fprintf(stderr, "gateway: stand-in %d listens on %s\n", n, server.URL())
-			urls = append(urls, server.URL())
-		}
-		all, err := router.ParseURLs(strings.Join(urls, ","))
-		if err != nil {
-			return errors.Join(err, listener.Close())
-		}
-		discover = router.Fixed(all)
+		defer stop()
 	}
 	fmt.Fprintf(stdout, "gateway: serving on http://%s\n", listener.Addr())
 	return serve(ctx, listener, config, discover, s)
