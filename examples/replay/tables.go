@@ -160,7 +160,7 @@ func (s *summary) compared(where string, setting settingSummary) tableSpec {
 	columns := comparedColumns()
 	t := tableSpec{
 		Title: fmt.Sprintf("Against %s, paired (%s)", s.Baseline, where),
-		Notes: []string{fmt.Sprintf("Change of the mean over %d paired seeds; in brackets the difference with its 95 %% bootstrap interval, in the column's unit. \"No difference shown\": the interval holds zero.", s.Seeds) + s.partly()},
+		Notes: []string{fmt.Sprintf("Change of the mean over %d paired seeds; in brackets the difference with its 95 %% bootstrap interval, in the column's unit. \"No difference shown\": the interval holds zero.", s.Seeds) + s.few() + s.partly()},
 		Head:  []string{"policy"},
 	}
 	for _, c := range columns {
@@ -179,6 +179,14 @@ func (s *summary) compared(where string, setting settingSummary) tableSpec {
 	return t
 }
 
+// few says what too few seeds cannot show.
+func (s *summary) few() string {
+	if s.Seeds >= 5 {
+		return ""
+	}
+	return " Fewer than 5 seeds carry no verdict: the interval is the least and the greatest difference."
+}
+
 // comparison is a cell: what the verdict is, and the difference's interval.
 func comparison(c *stats.Comparison, format func(float64) string) string {
 	if c == nil {
@@ -191,7 +199,10 @@ func comparison(c *stats.Comparison, format func(float64) string) string {
 	interval := fmt.Sprintf("[%s, %s]", signed(c.Difference.Low, format), signed(c.Difference.High, format))
 	switch c.Verdict {
 	case stats.TooFewPairs:
-		return strings.TrimSpace(change) + "\none pair, no interval"
+		if c.Pairs == 1 {
+			return strings.TrimSpace(change) + "\none pair, no interval"
+		}
+		return strings.TrimSpace(change) + "\n" + interval
 	case stats.NoDifferenceShown:
 		return "no difference shown\n" + interval
 	}

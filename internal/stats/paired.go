@@ -14,6 +14,10 @@ import (
 // Resamples is the number of bootstrap resamples behind an interval.
 const Resamples = 10_000
 
+// leastPairs is how many pairs a verdict takes: five that agree do so by chance
+// in one case of sixteen, about what a 95 % interval promises.
+const leastPairs = 5
+
 // negligible is the relative difference of a pair that counts as none: what
 // sums of rounded terms differ by must not be taken for an improvement.
 const negligible = 1e-9
@@ -30,7 +34,8 @@ const (
 	Higher // higher
 	// NoDifferenceShown: it holds zero. That is no proof of equality.
 	NoDifferenceShown // no difference shown
-	// TooFewPairs: one pair has no interval.
+	// TooFewPairs: with fewer than 5 pairs the differences would all have one
+	// sign by chance in one case of eight or more, and no interval is a 95 % one.
 	TooFewPairs // too few pairs
 )
 
@@ -74,7 +79,8 @@ type Comparison struct {
 // T. Hesterberg, What Teachers Should Know About the Bootstrap, The American
 // Statistician 69, 2015, section 4.4): the quantile at
 // Phi(-sqrt(n/(n-1)) * t(0.975, n-1)) and its opposite. With two to four pairs
-// that is the least and the greatest difference: no more can be read off them.
+// that is the least and the greatest difference, and the verdict TooFewPairs: no
+// more can be read off them.
 //
 // A pair that differs by less than 1e-9 of its values differs by nothing. The
 // draws come from the seed alone, so the result repeats bit for bit. No pairs,
@@ -133,6 +139,7 @@ func Compare(baseline, values []float64, seed uint64) (Comparison, error) {
 		c.Ratio = Estimate{}
 	}
 	switch {
+	case n < leastPairs: // too few
 	case c.Difference.High < 0:
 		c.Verdict = Lower
 	case c.Difference.Low > 0:

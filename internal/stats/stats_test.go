@@ -235,11 +235,13 @@ func TestCompareClosedForms(t *testing.T) {
 		{"all lower by 2", five, []float64{8, 18, 28, 38, 48}, Comparison{5, Estimate{-2, -2, -2}, Estimate{140.0 / 150, 0, 0}, Lower}},
 		{"rounding noise is no improvement", five, []float64{10 * (1 - 1e-12), 20 * (1 - 1e-12), 30 * (1 - 1e-12), 40 * (1 - 1e-12), 50 * (1 - 1e-12)}, Comparison{5, Estimate{}, Estimate{1, 1, 1}, NoDifferenceShown}},
 		{"one pair", []float64{4}, []float64{6}, Comparison{1, Estimate{2, 2, 2}, Estimate{1.5, 1.5, 1.5}, TooFewPairs}},
-		{"two pairs: least and greatest", []float64{10, 10}, []float64{11, 13}, Comparison{2, Estimate{2, 1, 3}, Estimate{1.2, 1.1, 1.3}, Higher}},
-		{"three that disagree", []float64{10, 10, 10}, []float64{11, 13, 9}, Comparison{3, Estimate{1, -1, 3}, Estimate{1.1, 0.9, 1.3}, NoDifferenceShown}},
-		{"no ratio to zero", []float64{0, 0}, []float64{1, 1}, Comparison{2, Estimate{1, 1, 1}, Estimate{}, Higher}},
-		{"no ratio to a resample of zero", []float64{0, 1}, []float64{1, 2}, Comparison{2, Estimate{1, 1, 1}, Estimate{}, Higher}},
-		{"no ratio to negatives", []float64{-1, -2}, []float64{1, 1}, Comparison{2, Estimate{2.5, 2, 3}, Estimate{}, Higher}},
+		{"two pairs: least and greatest", []float64{10, 10}, []float64{11, 13}, Comparison{2, Estimate{2, 1, 3}, Estimate{1.2, 1.1, 1.3}, TooFewPairs}},
+		{"three that disagree", []float64{10, 10, 10}, []float64{11, 13, 9}, Comparison{3, Estimate{1, -1, 3}, Estimate{1.1, 0.9, 1.3}, TooFewPairs}},
+		{"four that agree", []float64{10, 10, 10, 10}, []float64{11, 11, 11, 11}, Comparison{4, Estimate{1, 1, 1}, Estimate{1.1, 1.1, 1.1}, TooFewPairs}},
+		{"five that agree", []float64{10, 10, 10, 10, 10}, []float64{11, 11, 11, 11, 11}, Comparison{5, Estimate{1, 1, 1}, Estimate{1.1, 1.1, 1.1}, Higher}},
+		{"no ratio to zero", []float64{0, 0}, []float64{1, 1}, Comparison{2, Estimate{1, 1, 1}, Estimate{}, TooFewPairs}},
+		{"no ratio to a resample of zero", []float64{0, 1}, []float64{1, 2}, Comparison{2, Estimate{1, 1, 1}, Estimate{}, TooFewPairs}},
+		{"no ratio to negatives", []float64{-1, -2}, []float64{1, 1}, Comparison{2, Estimate{2.5, 2, 3}, Estimate{}, TooFewPairs}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Compare(c.baseline, c.values, 7)
@@ -275,11 +277,12 @@ func TestCompareProperties(t *testing.T) {
 		}
 		assert.LessOrEqual(t, forth.Difference.Low, forth.Difference.High)
 		assert.LessOrEqual(t, forth.Ratio.Low, forth.Ratio.High)
+		assert.Equal(t, n < 5, forth.Verdict == TooFewPairs)
 
 		// The other way round the same is said with the other sign.
 		back, err := Compare(b, a, seed)
 		require.NoError(t, err)
-		assert.Equal(t, map[Verdict]Verdict{Lower: Higher, Higher: Lower, NoDifferenceShown: NoDifferenceShown}[forth.Verdict], back.Verdict)
+		assert.Equal(t, map[Verdict]Verdict{Lower: Higher, Higher: Lower, NoDifferenceShown: NoDifferenceShown, TooFewPairs: TooFewPairs}[forth.Verdict], back.Verdict)
 	})
 }
 
