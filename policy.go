@@ -57,7 +57,7 @@ type CostModel struct {
 	PrefillQuadratic float64
 	// InterferenceWeight is the share of its prefill that a request is charged
 	// for each request it delays, 0 to 1e6. Default 0; 0.3 in Marginal (ours,
-	// after the PD-separation report's alpha).
+	// after the elastic-migration-v2 report's alpha).
 	InterferenceWeight float64
 	// DecodeRate is the decode speed of one stream in tokens/s of instances
 	// that give none, 1e-9 to 1e18 where used. Default 0: every instance must
@@ -101,7 +101,7 @@ type SeparationGates struct {
 	// cache, 0 to 1e15 tokens. Strict 4,000, relaxed 2,000.
 	MinExtraCacheTokens int64
 	// InterferenceRate is the rate at which a prefill slows decodes, in
-	// tokens/s, 1e-9 to 1e18. Default 8000.
+	// tokens/s, 1e-9 to 1e18. Default 8000 (ours, fitted with the alpha).
 	InterferenceRate float64
 	// InterferenceAlpha is how much each decode beyond the first adds, 0 to
 	// 1e6. Default 0.3 (ours, fitted to the report's five published costs).
@@ -155,9 +155,9 @@ func Decide(s Snapshot) (Decision, error) { return Unified().Decide(s) }
 
 // Decide decides what to do with the request of s: place a new one, keep or
 // move a running one, recover one whose instance is gone. The same policy and
-// snapshot always give the same decision, on every machine and whatever the
-// order of the instances. It takes time linear in the number of instances, and
-// allocates nothing (beyond 12,288 instances, one table).
+// snapshot always give the same decision, whatever the order of the instances.
+// It takes time linear in the number of instances, and allocates nothing (beyond
+// 12,288 instances, one table).
 //
 // Invariant: every product that is added is rounded first, so that architectures
 // with and without fused multiply-add agree. The loss of a hazard model goes
