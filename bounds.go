@@ -3,7 +3,8 @@ package kvpolicy
 import "math"
 
 // Bounds of what the fields of a snapshot and a policy may hold (SPEC section
-// 7). Within them every sum of counts fits an int64 and every cost is finite.
+// 7). Within them every sum of counts of the request and one instance fits an
+// int64 (one over all instances need not: see mean), and every cost is finite.
 const (
 	maxTokens          = 1_000_000_000_000_000 // 1e15
 	maxCount           = 1_000_000_000         // requests, decodes, hops
@@ -11,7 +12,7 @@ const (
 	maxSeconds         = 1e12
 	minRate            = 1e-9 // of rates that a formula divides by
 	maxRate            = 1e18
-	maxWeight          = 1e6 // interference weight and alpha
+	maxWeight          = 1e6 // interference weight and alpha, tax share
 	maxKVBytesPerToken = 1e12
 	maxCells           = 65536
 	maxOverlapRounds   = 64

@@ -26,7 +26,7 @@ const (
 // does. (Hazard algorithm note, decision 3; the regime below the crossover is
 // ours, SPEC section 6.2.)
 //
-// A negative or infinite cost, or a rate outside 1e-9 to 1e18, is a
+// A field of m out of its range, or a rate outside 1e-9 to 1e18, is a
 // FieldError; an infinite bandwidth is allowed and is an infinitely fast link.
 func Crossover(m TransferModel, bandwidth, prefillRate float64) (regime Regime, tokens float64, err error) {
 	if err := m.validate(); err != nil {

@@ -96,8 +96,8 @@ func (k *KaplanMeier) document() *kaplanMeierJSON {
 // DecodeCurve reads the JSON that EncodeCurve writes. Keys are exact, an
 // unknown one is an error, as are null, observed of another length than
 // durations or with values other than 0, 1, true and false, and a shape, scale
-// or rate that is not above 0 (whether a rate is within 1e-9 to 1e18 is asked
-// where it is used). Errors are FieldErrors with the path, such as
+// or rate that is not above 0, or above 1e3 for a shape and 1e12 for a scale
+// (whether a rate is within 1e-9 to 1e18 is asked where it is used). Errors are FieldErrors with the path, such as
 // "durations[4]".
 func DecodeCurve(data []byte) (Curve, error) { return decodeCurve("", data) }
 

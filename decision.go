@@ -25,8 +25,7 @@ const (
 )
 
 // Reason is why: of a decision, of a gate of the PD-separation funnel, or of a
-// candidate that was not taken. The words are those of the specification, and
-// the list only ever grows at its end.
+// candidate that was not taken. The list only ever grows at its end.
 type Reason uint8
 
 const (
@@ -129,8 +128,9 @@ const (
 	Recompute // recompute
 )
 
-// Tier is how well an instance can take the request. Only instances of the
-// best tier that is not empty are candidates. (SPEC section 2; ours.)
+// Tier is how well an instance can take the request. Only instances of the tier
+// FitsNow are candidates, or of FitsEmpty where there are none of that. (SPEC
+// section 2; ours.)
 type Tier uint8
 
 const (
@@ -205,8 +205,8 @@ type Move struct {
 	Target string
 	// Method is the cheaper of transfer and recompute.
 	Method Method
-	// PlannedSeconds is the time for which the request stands still: C_planned
-	// for stop-and-copy, the stall of an overlapped hand-off.
+	// PlannedSeconds is the time for which the request stands still: C of SPEC
+	// section 6 for stop-and-copy, the stall of an overlapped hand-off.
 	PlannedSeconds float64
 	// RiskGainSeconds is the expected loss that the move removes, less what it
 	// costs.

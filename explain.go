@@ -7,9 +7,8 @@ import "slices"
 type Candidate struct {
 	// Instance is its id.
 	Instance string
-	// Tier is how well it can take the request; candidates are those of the
-	// best tier that is not empty. For a running request it is the tier as a
-	// destination.
+	// Tier is how well it can take the request, and so whether it is a
+	// candidate. For a running request it is the tier as a destination.
 	Tier Tier
 	// Reason is Taken, or why it was not taken.
 	Reason Reason
@@ -21,7 +20,8 @@ type Candidate struct {
 	// request that stays or migrates it is the cost of the rest, without a
 	// prefill term.
 	Cost Breakdown
-	// Score is what placement orders by; 0 for a request that stays or migrates.
+	// Score is what placement orders by; 0 where it is unavailable, and for a
+	// request that stays or migrates.
 	Score float64
 	// Separation is the candidate as a source of the prefill for the chosen
 	// instance, where the policy has PD-separation and the request is new: why

@@ -11,9 +11,12 @@ import (
 // up at the age of t seconds. Any type with this method serves; gonum's
 // distuv.Weibull and distuv.Exponential do as they are, by value or by pointer.
 //
+// A Weibull's K is above 0 and at most 1e3, its Lambda above 0 and at most 1e12
+// s, and an exponential's Rate 1e-9 to 1e18 per second, where they are used.
+//
 // Survival must not rise, and must stay within [0, 1] with Survival(0) = 1 or
-// less. A *KaplanMeier, a Weibull and an exponential are computed from their
-// cumulative hazard, so that they stay right where Survival itself underflows.
+// less. A *KaplanMeier, a Weibull and an exponential are not asked for it,
+// and so stay right where Survival itself underflows.
 // Of any other type a method LogSurvival(t float64) float64, where it has one,
 // is preferred to Survival for the same reason (a type that embeds a
 // distribution and overrides its Survival must override its LogSurvival too).

@@ -101,8 +101,8 @@ func (f *fields) read(members []member) {
 
 // UnmarshalJSON reads a policy: a preset, unified where none is named, and
 // what overrides it. Absent is the preset's value and 0 is 0. Naming affinity,
-// pdsep, hazard or migration switches that part on with its defaults (pdsep:
-// the relaxed gates), null switches it off. An unknown key, a null elsewhere
+// pdsep, hazard or migration switches that part on, with its defaults where the
+// preset has it off (pdsep: the relaxed gates), null switches it off. An unknown key, a null elsewhere
 // or a value out of bounds is a *FieldError, and p is then unchanged. (SPEC
 // section 9.)
 func (p *Policy) UnmarshalJSON(data []byte) error {
