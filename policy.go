@@ -122,7 +122,9 @@ type HazardModel struct {
 	StallPenaltySeconds float64
 	// Cells is the number of cells of the sum that approximates the loss
 	// integral, 1 to 65536. Default 16, as in the note. 0 asks for the exact
-	// value, which is faster on step curves and never steps at a cell's edge.
+	// value, which never steps at a cell's edge; it takes a third of the time of
+	// 16 cells on step and exponential curves, and some five times as long on
+	// others.
 	Cells int
 }
 
