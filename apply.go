@@ -5,15 +5,15 @@ package kvpolicy
 // counts at its target (requests, ongoing tokens, KV), and its prefill where
 // the prefill runs. The instances are copied; s is not changed. The request
 // stays in place, for the caller to put the next one there (with the cached
-// tokens, which are the next request's own); after a migrate
-// or a recover it runs on the target, with one hop more for a migrate. A
-// reject changes nothing. (Ours.)
+// tokens, which are the next request's own); after a migrate or a recover it
+// runs on the target, with one hop more for a migrate. A reject changes
+// nothing. (Ours.)
 //
 // From then on the target's counts include the request, also after a stay:
 // right for deciding on others, one too many for deciding on the same again.
 //
-// Counts stop at their bounds. A snapshot out of bounds, or a target
-// that s does not have, is a FieldError.
+// Counts stop at their bounds. A snapshot out of bounds, or a target that s does
+// not have, is a FieldError.
 func (s Snapshot) Apply(d Decision) (Snapshot, error) {
 	next := Snapshot{Request: s.Request, Instances: append([]Instance(nil), s.Instances...)}
 	if err := s.Request.validate(); err != nil {
@@ -38,9 +38,10 @@ func (s Snapshot) Apply(d Decision) (Snapshot, error) {
 	if d.Action != Stay {
 		target.KVUsedTokens = saturate(target.KVUsedTokens, uncached+s.Request.RemainingTokens, maxTokens)
 	}
-	switch d.Action {
-	case Place, Recover:
+	if d.Action == Place || d.Action == Recover || d.Action == Migrate && d.Move.Method == Recompute {
 		target.PendingPrefillTokens = saturate(target.PendingPrefillTokens, uncached, maxTokens)
+	}
+	switch d.Action {
 	case PrefillRemote:
 		index = next.find(d.PrefillOn)
 		if index < 0 {
@@ -49,9 +50,6 @@ func (s Snapshot) Apply(d Decision) (Snapshot, error) {
 		source := &next.Instances[index]
 		source.PendingPrefillTokens = saturate(source.PendingPrefillTokens, s.Request.uncached(source), maxTokens)
 	case Migrate:
-		if d.Move.Method == Recompute {
-			target.PendingPrefillTokens = saturate(target.PendingPrefillTokens, uncached, maxTokens)
-		}
 		next.Request.Hops = saturate(next.Request.Hops, 1, maxCount)
 	}
 	if s.Request.RunningOn != "" {

@@ -41,19 +41,18 @@ func (q *pricer) linkBandwidth(i, j *Instance) float64 {
 // price is the cost of the request on instance at, term by term. (SPEC section
 // 2.)
 func (q *pricer) price(at int, b *Breakdown) error {
-	i := &q.instances[at]
-	b.Contention, b.Queue = q.waits(i)
-	b.Prefill, b.Interference = q.prefill(i)
-	b.Decode = q.decode(i, float64(q.request.RemainingTokens))
-	return q.addLoss(at, b)
+	b.Prefill, b.Interference = q.prefill(&q.instances[at])
+	return q.priceRest(at, b)
 }
 
-// priceRest is the cost on instance at of a request that runs, without a
-// prefill term: what staying there, or going on there, costs. (SPEC section
-// 6.3.)
-func (q *pricer) priceRest(at int, b *Breakdown) error {
-	q.residence(&q.instances[at], float64(q.request.RemainingTokens), b)
-	return q.addLoss(at, b)
+// priceRest prices all but the prefill, whose terms stay as they are: zero is
+// what staying, or going on, on instance at costs a request that runs. (SPEC
+// section 6.3.)
+func (q *pricer) priceRest(at int, b *Breakdown) (err error) {
+	i := &q.instances[at]
+	q.residence(i, float64(q.request.RemainingTokens), b)
+	b.Loss, err = q.loss(at, q.wholeStay(i, b), b)
+	return err
 }
 
 // residence sets the terms of a request with that much left to decode on
@@ -86,14 +85,6 @@ func (q *pricer) decode(i *Instance, remaining float64) float64 {
 		return remaining / q.decodeRate(i)
 	}
 	return 0
-}
-
-// addLoss adds the loss over the whole of the request's stay.
-func (q *pricer) addLoss(at int, b *Breakdown) (err error) {
-	if i := &q.instances[at]; q.hasHazard(i) {
-		b.Loss, err = q.loss(at, q.wholeStay(i, b), b)
-	}
-	return err
 }
 
 func (q *pricer) hasHazard(i *Instance) bool { return q.policy.Hazard.Enabled && i.Curve != nil }

@@ -82,9 +82,9 @@ func (q *pricer) migrationGuards(at int) Reason {
 }
 
 // judgeDestination prices a move from instance at, where the rest costs stay,
-// to instance to. The reason is why it is no
-// destination, and the move is then zero (Taken for at itself); why it is not
-// eligible; or RiskRemoved. (SPEC sections 6.3 and 6.4.)
+// to instance to. The reason is why it is no destination, and the move is then
+// zero (Taken for at itself); why it is not eligible; or RiskRemoved. (SPEC
+// sections 6.3 and 6.4.)
 func (q *pricer) judgeDestination(at int, stay *Breakdown, to int) (Move, Reason, error) {
 	i, j := &q.instances[at], &q.instances[to]
 	switch {
