@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func command(ctx context.Context, args ...string) (status int, stdout, stderr string) {
+func churned(ctx context.Context, args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	status = run(ctx, args, &out, &errs)
 	return status, out.String(), errs.String()
@@ -29,7 +29,7 @@ func tiny(more ...string) []string {
 
 func TestTableAndPictures(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "pictures")
-	status, out, errs := command(context.Background(), tiny("-seeds", "5", "-out", dir, "-parallel", "1")...)
+	status, out, errs := churned(context.Background(), tiny("-seeds", "5", "-out", dir, "-parallel", "1")...)
 	require.Equal(t, statusFine, status, errs)
 	for _, word := range []string{"random", "reactive_fastest", "hazard_aware", "hazard_aware_overlap", "oracle",
 		"latency mean s", "latency p99 s", "unplanned losses", "planned moves", "wasted s", "completed", "goodput tokens/s",
@@ -59,9 +59,9 @@ func TestTableAndPictures(t *testing.T) {
 	assert.Equal(t, []string{"expected_cost.png", "expected_cost.svg", "hysteresis.png", "hysteresis.svg", "survival.png", "survival.svg"}, names)
 
 	table, _, _ := strings.Cut(out, "Pictures are in")
-	_, again, _ := command(context.Background(), tiny("-seeds", "5", "-out", "", "-parallel", "3")...)
+	_, again, _ := churned(context.Background(), tiny("-seeds", "5", "-out", "", "-parallel", "3")...)
 	assert.Equal(t, table, again, "however many run at a time")
-	_, other, _ := command(context.Background(), tiny("-seeds", "5", "-out", "", "-seed", "2")...)
+	_, other, _ := churned(context.Background(), tiny("-seeds", "5", "-out", "", "-seed", "2")...)
 	assert.NotEqual(t, table, other)
 }
 
@@ -79,7 +79,7 @@ func TestRecordedSessions(t *testing.T) {
 	}
 	dir := t.TempDir()
 	args := []string{"-sessions", sessionsFile(t, lines.String()), "-hours", "0.2", "-seeds", "2", "-sweep-seeds", "1", "-kind", "laptop"}
-	status, out, errs := command(context.Background(), append(args, "-out", dir)...)
+	status, out, errs := churned(context.Background(), append(args, "-out", dir)...)
 	require.Equal(t, statusFine, status, errs)
 	assert.Contains(t, out, "sessions: recorded sessions, from 0.32 h after the first;")
 	assert.Contains(t, out, "kind laptop")
@@ -87,7 +87,7 @@ func TestRecordedSessions(t *testing.T) {
 	require.NoError(t, err)
 	assert.Len(t, files, 6)
 
-	status, later, errs := command(context.Background(), append(args, "-out", "", "-start", "0.1")...)
+	status, later, errs := churned(context.Background(), append(args, "-out", "", "-start", "0.1")...)
 	require.Equal(t, statusFine, status, errs)
 	assert.Contains(t, later, "from 0.10 h after the first;")
 	assert.NotContains(t, later, "Pictures")
@@ -129,12 +129,12 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{[]string{"sessions.csv"}, `"sessions.csv" is no flag`},
 		{[]string{"-unknown"}, "-unknown"},
 	} {
-		status, out, errs := command(context.Background(), c.args...)
+		status, out, errs := churned(context.Background(), c.args...)
 		assert.Equal(t, statusBad, status, "%v", c.args)
 		assert.Empty(t, out)
 		assert.Contains(t, errs, c.named)
 	}
-	status, _, errs := command(context.Background(), "-h")
+	status, _, errs := churned(context.Background(), "-h")
 	assert.Equal(t, statusFine, status)
 	assert.Contains(t, errs, "-sessions FILE")
 }
@@ -143,7 +143,7 @@ func TestInterruptedLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	dir := filepath.Join(t.TempDir(), "pictures")
-	status, out, errs := command(ctx, tiny("-out", dir)...)
+	status, out, errs := churned(ctx, tiny("-out", dir)...)
 	assert.Equal(t, statusInterrupted, status)
 	assert.Empty(t, out)
 	assert.Contains(t, errs, "interrupted")

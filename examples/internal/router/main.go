@@ -6,20 +6,19 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
+
+	"github.com/kvpolicy/kvpolicy/examples/internal/command"
 )
 
-// Main is the main function of a server: it runs until it is told to stop by a
-// signal, of which the second ends it at once. The exit status is 2 where run
-// fails, for other reasons than being asked for help.
+// Main is the main function of a server, which runs until it is told to stop.
+// The exit status is 2 where run fails, for other reasons than being asked for
+// help.
 func Main(name string, run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		os.Exit(2)
-	}
+	command.Main(func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+		if err := run(ctx, args, stdout, stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintf(stderr, "%s: %v\n", name, err)
+			return 2
+		}
+		return 0
+	})
 }
